@@ -21,6 +21,7 @@ from fedpriv.core.cli.terminal import (
     out,
     plain,
     print_attack,
+    print_facts,
     print_json,
     print_line,
     print_sentences,
@@ -165,11 +166,11 @@ def _copy_of(folder: Path, out_dir: Path | None) -> Path:
 def list_attacks(as_json: Json = False) -> None:
     """List the attacks with their needs of the threat model, their parts and their settings."""
     if as_json:
-        print_json([*map(_about, ATTACKS.values()), *_about_probes()])
+        print_json([*map(_about_uploads, ATTACKS.values()), *_about_probes()])
         return
     out.print("On uploads, by fedpriv attack:", style="dim")
     for attack in ATTACKS.values():
-        print_attack(attack.name, attack.title, _lines(attack))
+        print_attack(attack.name, attack.title, _on_uploads(attack))
     _print_probes()
 
 
@@ -273,38 +274,47 @@ def _trials(tuning: "Tuning") -> Table:
     return table
 
 
-def _lines(attack: "type[AttackSettings]") -> list[str | Text]:
+def _on_uploads(attack: "type[AttackSettings]") -> list[str | Text]:
     from fedpriv.core.config.rules import text_sets
 
-    lines: list[str | Text] = [attack.reference]
-    if attack.is_text:
-        lines.append(f"reads texts (data.name = {', '.join(text_sets())})")
+    before = [f"reads texts (data.name = {', '.join(text_sets())})"] if attack.is_text else []
     if attack.active():
-        lines.append("active: the server sends clients parameters of its own making; a worst case")
-    lines.append(f"needs {'; '.join(need.words for need in attack.needs)}")
-    if attack.parts():
-        lines.append(f"parts: {'; '.join(f'{kind} {part}' for kind, part in attack.parts().items())}")
-    for key, field in attack.model_fields.items():
-        setting = Text(f"adversary.{attack.name}.{key} = {plain(field.default)}")
-        lines.append(setting.append(f"  {field.description}", style="dim"))
-    return lines
+        before.append("active: the server sends clients parameters of its own making; a worst case")
+    parts = "; ".join(f"{kind} {part}" for kind, part in attack.parts().items())
+    return _lines(attack, "adversary.{} = {}", before, [f"parts: {parts}"] if parts else [])
 
 
-def _about(attack: "type[AttackSettings]") -> dict[str, Any]:
+def _lines(attack: type[Any], setting: str, before: Sequence[str], after: Sequence[str]) -> list[str | Text]:
+    """Paper, needs with what stands around them, and settings."""
+    needs = f"needs {'; '.join(need.words for need in attack.needs)}"
+    settings = [
+        Text(setting.format(f"{attack.name}.{key}", plain(field.default))).append(f"  {field.description}", style="dim")
+        for key, field in getattr(attack, "model_fields", {}).items()
+    ]
+    return [attack.reference, *before, needs, *after, *settings]
+
+
+def _about(attack: type[Any], surface: str, section: str = "") -> dict[str, Any]:
     return {
         "name": attack.name,
-        "surface": "uploads",
+        "surface": surface,
         "title": attack.title,
         "reference": attack.reference,
+        "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
+        "settings": [
+            {"key": f"{section}{attack.name}.{key}", "default": field.default, "meaning": field.description}
+            for key, field in getattr(attack, "model_fields", {}).items()
+        ],
+    }
+
+
+def _about_uploads(attack: "type[AttackSettings]") -> dict[str, Any]:
+    return {
+        **_about(attack, "uploads", "adversary."),
         "active": attack.active(),
         "reads": "texts" if attack.is_text else "images and rows",
-        "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
         "tunable": list(attack.tunable),
         "parts": dict(attack.parts()),
-        "settings": [
-            {"key": f"adversary.{attack.name}.{key}", "default": field.default, "meaning": field.description}
-            for key, field in attack.model_fields.items()
-        ],
     }
 
 
@@ -376,7 +386,9 @@ def audit(folder: Run, options: tuple[Audit[Any], ...] = (), quiet: Quiet = Fals
     if as_json:
         print_json({**found.model_dump(mode="json"), "folder": str(folder)})
     else:
-        chosen.show(found)
+        if (table := chosen.table(found)) is not None:
+            out.print(table)
+        print_facts(chosen.facts(found))
         print_line(f"Report: {folder / 'report.html'}")
     refuse_exceeded(chosen.figures(found))
 
@@ -469,14 +481,14 @@ def _probings() -> list[type[Probing[Any]]]:
 
 
 def _about_probes() -> list[dict[str, Any]]:
-    return [kind.about(attack) for kind in _probings() for attack in kind.attacks().values()]
+    return [_about(attack, kind.surface) for kind in _probings() for attack in kind.attacks().values()]
 
 
 def _print_probes() -> None:
     for kind in _probings():
         out.print(kind.heading, style="dim")
         for attack in kind.attacks().values():
-            print_attack(attack.name, attack.title, kind.lines(attack))
+            print_attack(attack.name, attack.title, _lines(attack, "--set {}={}", (), kind.remarks(attack)))
 
 
 VERBS = (

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.registry import FINDINGS
 from fedpriv.core.verb import Options
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedpriv.core.figure import Figure
+    from fedpriv.core.finding import Finding
     from fedpriv.core.progress import Progress
     from fedpriv.core.records import GrowingRecord
     from fedpriv.core.runs import RunFolder
@@ -30,13 +34,22 @@ class Audit(Options, ABC, Generic[R]):
     def made(self, run: "RunFolder", progress: "Progress") -> R:
         """Audit the run, and write what was found."""
 
-    @abstractmethod
-    def show(self, found: R) -> None:
-        """Print what was found."""
+    def table(self, found: R) -> "Table | None":
+        """Return the table of what was found; ``None``: there is none."""
+        return None
+
+    def facts(self, found: R) -> "Sequence[tuple[str, str]]":
+        """Return what is printed below the table: the facts of the finding of this name."""
+        return self._finding.facts(found)
 
     def figures(self, found: R) -> "tuple[Figure, ...]":
         """Return what must not exceed what is claimed."""
-        return ()
+        return self._finding.figures(found)
+
+    @property
+    def _finding(self) -> "Finding[R]":
+        finding: Finding[R] = FINDINGS[self.name]()
+        return finding
 
 
 def chosen_audit(run: "RunFolder", audits: "Sequence[Audit[Any]]") -> "Audit[Any]":
@@ -60,6 +73,7 @@ class Probing(Options, ABC, Generic[R]):
 
     verb: ClassVar[str] = "probe DIR"
     heading: ClassVar[str]  # over the list of its attacks
+    surface: ClassVar[str]  # what they attack: inputs or answers
 
     @classmethod
     @abstractmethod
@@ -72,14 +86,9 @@ class Probing(Options, ABC, Generic[R]):
         return name in cls.attacks()
 
     @classmethod
-    @abstractmethod
-    def about(cls, attack: type[Any]) -> dict[str, Any]:
-        """Return what is said of an attack in JSON."""
-
-    @classmethod
-    @abstractmethod
-    def lines(cls, attack: type[Any]) -> list[Any]:
-        """Return the lines below an attack's name and title."""
+    def remarks(cls, attack: type[Any]) -> tuple[str, ...]:
+        """Return what lists say of an attack besides its paper, needs and settings."""
+        return ()
 
     @abstractmethod
     def misplaced(self, adversary: str | None) -> str:

@@ -7,7 +7,6 @@ import typer
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import print_sentences
 from fedpriv.core.registry import OPTIONS
 
 if TYPE_CHECKING:
@@ -38,17 +37,3 @@ class CanariesAudit(Audit["CanaryAudit"]):
         from fedpriv.attacks.canaries.audit import audit_canaries
 
         return audit_canaries(run, self.canaries, progress)
-
-    @override
-    def show(self, found: "CanaryAudit") -> None:
-        bound, surer = found.epsilon_bound, found.surer_bound
-        proven = "nothing is proven" if found.proven_epsilon is None else f"proven: at most {found.proven_epsilon:.4g}"
-        clients = f"{found.clients:,} client{'s' if found.clients > 1 else ''}"
-        print_sentences(
-            [
-                f"Epsilon is at least {bound.epsilon:.3g} with confidence {bound.confidence:g}, at least "
-                f"{surer.epsilon:.3g} with {surer.confidence:g}; {proven} (delta = {bound.delta:g}; "
-                f"{found.adjacency}).",
-                f"{bound.trials:,} canaries of {clients}; {bound.method}. {found.game}",
-            ]
-        )

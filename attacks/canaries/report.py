@@ -24,9 +24,9 @@ class CanaryFinding(RecordFinding[CanaryAudit]):
         return (found.figure,)
 
     @override
-    def section(self, found: CanaryAudit, view: RunView) -> Section:
+    def facts(self, found: CanaryAudit) -> list[tuple[str, str]]:
         bound, surer, proven = found.epsilon_bound, found.surer_bound, found.proven_epsilon
-        facts = [
+        return [
             ("Measured", f"ε is at least {figure(bound.epsilon, 3)}, with {percent(bound.confidence, 0)} confidence"),
             ("More surely", f"ε is at least {figure(surer.epsilon, 3)}, with {percent(surer.confidence)} confidence"),
             ("Proven", "nothing" if proven is None else f"ε is at most {figure(proven)}"),
@@ -34,4 +34,7 @@ class CanaryFinding(RecordFinding[CanaryAudit]):
             ("At δ", figure(bound.delta)),
             ("Based on", f"{count(bound.trials)} canaries of {count(found.clients)} clients, {bound.method}"),
         ]
-        return Section("canaries", "Canaries", {"found": found, "facts_of": facts})
+
+    @override
+    def section(self, found: CanaryAudit, view: RunView) -> Section:
+        return Section("canaries", "Canaries", {"found": found, "facts_of": self.facts(found)})

@@ -6,11 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from rich.text import Text
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Probing, ReadyProbe
-from fedpriv.core.cli.terminal import out, plain, print_line, print_sentences, table_of
+from fedpriv.core.cli.terminal import out, print_line, print_sentences, table_of
 from fedpriv.core.config import parse_override, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import OPTIONS, PROBES
@@ -30,6 +29,7 @@ class AnswerProbing(Probing["Probe"]):
     name: ClassVar[str] = "probe"
     rank: ClassVar[int] = 20
     heading: ClassVar[str] = "On the model and its answers, by fedpriv probe:"
+    surface: ClassVar[str] = "answers"
 
     answers: Annotated[
         str | None,
@@ -48,30 +48,6 @@ class AnswerProbing(Probing["Probe"]):
     @override
     def attacks(cls) -> Mapping[str, type[Any]]:
         return PROBES
-
-    @classmethod
-    @override
-    def about(cls, attack: type[Any]) -> dict[str, Any]:
-        return {
-            "name": attack.name,
-            "surface": "answers",
-            "title": attack.title,
-            "reference": attack.reference,
-            "needs": [{"name": str(need), "meaning": need.words} for need in attack.needs],
-            "settings": [
-                {"key": f"{attack.name}.{key}", "default": field.default, "meaning": field.description}
-                for key, field in attack.model_fields.items()
-            ],
-        }
-
-    @classmethod
-    @override
-    def lines(cls, attack: type[Any]) -> list[Any]:
-        settings = [
-            Text(f"--set {attack.name}.{key}={plain(field.default)}").append(f"  {field.description}", style="dim")
-            for key, field in attack.model_fields.items()
-        ]
-        return [attack.reference, f"needs {'; '.join(need.words for need in attack.needs)}", *settings]
 
     @override
     def misplaced(self, adversary: str | None) -> str:

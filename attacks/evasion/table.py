@@ -3,6 +3,7 @@
 from abc import ABC
 from typing import TYPE_CHECKING, ClassVar
 
+from fedpriv.attacks.access import Access
 from fedpriv.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class EvasionAttack(ABC):
     name: ClassVar[str]  # in experiment files and on the command line
     title: ClassVar[str]  # what it is called
     reference: ClassVar[str]  # the paper
+    needs: ClassVar[tuple[Access, ...]] = (Access.MODEL,)
     single: ClassVar[bool] = False  # whether it makes one step of the whole size, however many are asked for
     far: ClassVar[float] = 1.0  # how many times the size all steps together go, for the largest change of a pixel
     # whether it starts at a random point of the ball, not at the image; restarts are for these

@@ -9,7 +9,7 @@ from rich.table import Table
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import out, print_line, table_of
+from fedpriv.core.cli.terminal import table_of
 from fedpriv.core.names import Adjacency
 from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Options
@@ -46,9 +46,12 @@ class MembershipAudit(Audit["Membership"]):
         return audit_run(run, self.references, self.pairs, progress)
 
     @override
-    def show(self, found: "Membership") -> None:
-        out.print(_table(found.attacks))
-        print_line(_sentence(found))
+    def table(self, found: "Membership") -> Table:
+        return _table(found.attacks)
+
+    @override
+    def facts(self, found: "Membership") -> list[tuple[str, str]]:
+        return [("Epsilon", _bound(found))]
 
 
 @OPTIONS.register
@@ -74,10 +77,10 @@ def _table(attacks: "Sequence[MembershipAttack]") -> Table:
     return table_of(("attack", "AUC", "TPR at FPR 1 %", "at 0.1 %", "advantage"), rows)
 
 
-def _sentence(membership: "Membership") -> str:
+def _bound(membership: "Membership") -> str:
     bound, proven = membership.epsilon_bound, membership.proven_epsilon
     text = (
-        f"Epsilon is at least {bound.epsilon:.3g} at delta = {bound.delta:g} with confidence "
+        f"at least {bound.epsilon:.3g} at delta = {bound.delta:g} with confidence "
         f"{bound.confidence:g} (replace-one; {bound.trials} canaries in one run)"
     )
     if proven is not None:

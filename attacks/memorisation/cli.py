@@ -8,12 +8,11 @@ from rich.table import Table
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import out, print_sentences, table_of
+from fedpriv.core.cli.terminal import table_of
 from fedpriv.core.registry import OPTIONS
 
 if TYPE_CHECKING:
     from fedpriv.attacks.memorisation.records import Memorisation
-    from fedpriv.core.figure import Figure
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
 
@@ -47,14 +46,14 @@ class MemorisationAudit(Audit["Memorisation"]):
         return audit_memorisation(run, self.samples, self.tokens, progress)
 
     @override
-    def show(self, found: "Memorisation") -> None:
-        if found.groups:
-            out.print(_exposures(found))
-        print_sentences(_sentences(found))
+    def table(self, found: "Memorisation") -> Table | None:
+        return _exposures(found) if found.groups else None
 
     @override
-    def figures(self, found: "Memorisation") -> "tuple[Figure, ...]":
-        return found.measured
+    def facts(self, found: "Memorisation") -> list[tuple[str, str]]:
+        of_texts = super().facts(found)
+        exposure = f"log2 of the number of secrets over the rank, at most {found.bits:.1f}; {found.theorem}"
+        return [("Exposure", exposure), *of_texts] if found.groups else [*of_texts]
 
 
 def _exposures(found: "Memorisation") -> Table:
@@ -67,22 +66,3 @@ def _exposures(found: "Memorisation") -> Table:
         rows.append((str(group.copies), str(group.canaries), *figures))
     heads = ("copies", "canaries", "guess", "exposure, bits", "proven: at most", "first rank", "written")
     return table_of(heads, rows, words=0)
-
-
-def _sentences(found: "Memorisation") -> list[str]:
-    got, lines = found.extraction, []
-    if found.groups:
-        ranks = "every secret was ranked"
-        if found.fit is not None:
-            ranks = f"extrapolated by a skew-normal distribution; Kolmogorov-Smirnov p = {found.fit:.2g}"
-        lines.append(
-            f"Exposure is log2 of the number of secrets over the rank, from 0 to {found.bits:.1f} bits ({ranks}); "
-            f"a guess has {found.guess:.2f}. Secrets with 0 copies are in nobody's data."
-        )
-        lines.append(f"Proven: {found.theorem}.")
-    lines.append(
-        f"In {got.samples} texts the model wrote {got.found} of the {got.of_train:,} sequences of {got.tokens} tokens "
-        f"that only the training data have ({got.rate:.2%}); by chance it wrote {got.control} of the {got.of_test:,} "
-        f"that only the test data have ({got.control_rate:.2%}). Measured; nothing is proven about texts."
-    )
-    return lines

@@ -28,10 +28,14 @@ class MemorisationFinding(RecordFinding[Memorisation]):
         return found.measured
 
     @override
+    def facts(self, found: Memorisation) -> list[tuple[str, str]]:
+        return _facts(found.extraction)
+
+    @override
     def section(self, found: Memorisation, view: RunView) -> Section:
         values = {
             "found": found,
-            "facts_of": _facts(found.extraction),
+            "facts_of": self.facts(found),
             "rows": [_row(group, found.guess) for group in found.groups],
             "secrets": count(round(2**found.bits)),
             "exposures": _plot(found) if found.groups else None,

@@ -81,13 +81,25 @@ class Figure:
                 return figure(value, digits)
 
     @property
+    def words(self) -> str:
+        """What was measured, next to a guess and what is proven."""
+        guess = "" if self.guess is None else f"; a guess {self.text(self.guess)}"
+        bound = self.near_one or self.text(self.ceiling)
+        proven = "nothing is proven" if self.ceiling is None else f"proven: at most {bound}"
+        return f"{self.text(self.measured.value)}{self._ends}{guess}; {proven} ({self.theorem})"
+
+    @property
+    def _ends(self) -> str:
+        low, high = self.measured.low, self.measured.high
+        return "" if low is None or high is None else f" ({self.text(low)} to {self.text(high)})"
+
+    @property
     def refutation(self) -> str:
         """What was measured against what is claimed, in one clause."""
         low, high = self.measured.low, self.measured.high
         at_least = low is not None and high is None
         measured = self.text(low if at_least else self.measured.value, digits=4)
-        ends = f" ({self.text(low)} to {self.text(high)})" if low is not None and high is not None else ""
-        shown = f"{self.what} of at least {measured}" if at_least else f"{self.what}: {measured}{ends}"
+        shown = f"{self.what} of at least {measured}" if at_least else f"{self.what}: {measured}{self._ends}"
         return f"{shown}, claimed: at most {self.text(self.ceiling, 'less', digits=4)}"
 
 

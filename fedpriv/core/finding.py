@@ -189,6 +189,10 @@ class Finding(ABC, Generic[R]):
         """Return what the verdict says of it."""
         return ()
 
+    def facts(self, found: R) -> Sequence[tuple[str, str]]:
+        """Return what its section and the command that finds it list, as terms with their text."""
+        return [(f"{each.what[0].upper()}{each.what[1:]}", each.words) for each in self.figures(found)]
+
     def tiles(self, found: R | None, view: RunView) -> tuple[Tile, ...]:
         """Return its key figures; ``None``: the run has nothing of it yet."""
         return ()

@@ -17,10 +17,10 @@ from fedpriv.core.cli.terminal import (
     Quiet,
     Run,
     out,
+    print_facts,
     print_json,
     print_line,
     print_sentences,
-    share_words,
     table_of,
 )
 from fedpriv.core.config import validated
@@ -78,6 +78,7 @@ def certify(
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
     from fedpriv.robustness.certify import certify_run, check_noise
+    from fedpriv.robustness.report import robustness_facts, robustness_notes
 
     check_noise(noise, place)
     run = RunFolder.open(folder)
@@ -96,7 +97,8 @@ def certify(
         return
     shown_norm = norm or found.noise.norm
     out.print(_table(found, shown_norm))
-    print_sentences(_sentences(found, shown_norm))
+    print_facts(robustness_facts(found))
+    print_sentences(robustness_notes(found, None))
     print_line(f"Certificates: {folder / 'robustness' / 'certificates.jsonl'}")
     print_line(f"Report: {folder / 'report.html'}")
 
@@ -120,30 +122,6 @@ def _table(robustness: "Robustness", norm: str) -> Table:
     return table_of(("certified at", *(f"{size:g}" for size in sizes), "mean radius"), rows)
 
 
-def _sentences(robustness: "Robustness", norm: str) -> list[str]:
-    from fedpriv.robustness.records import middle
-
-    noise, voted = robustness.noise, robustness.voted
-    where = "on the input" if noise.place == "input" else "after the first layer"
-    how = ", added to a model that was not trained with it" if noise.afterwards else ""
-    best = robustness.curve(norm)
-    lines = [
-        f"Voted accuracy {share_words(voted)} on {robustness.examples} test examples; without noise "
-        f"{share_words(robustness.noiseless)}; no class has a clear majority on {robustness.abstained}.",
-        f"Noise {where}{how}: sigma {noise.sigma:g} ({_NORMS[noise.norm]}, inputs from 0 to 1). With confidence 95 % "
-        f"the number of wrong certificates is at most {robustness.wrong_at_most} (alpha = {robustness.alpha:g} each).",
-    ]
-    if best.shares:
-        at = middle(best.sizes)
-        lines.append(
-            f"Proven: no perturbation up to {best.sizes[at]:g} ({norm}) changes the right vote on "
-            f"{share_words(best.shares[at])} of the examples."
-        )
-    if noise.epsilon is not None:
-        lines.append(f"robustness.epsilon = {noise.epsilon:g} sets this noise; it is not a privacy budget.")
-    return lines
-
-
 @OPTIONS.register
 @dataclass(frozen=True, eq=False)
 class EvasionProbing(Probing["Evasion"]):
@@ -152,6 +130,7 @@ class EvasionProbing(Probing["Evasion"]):
     name: ClassVar[str] = "evasion"
     rank: ClassVar[int] = 10
     heading: ClassVar[str] = "On the model's inputs, by fedpriv probe, settings in robustness.evade:"
+    surface: ClassVar[str] = "inputs"
 
     sizes: Annotated[
         list[float] | None,
@@ -191,16 +170,8 @@ class EvasionProbing(Probing["Evasion"]):
 
     @classmethod
     @override
-    def about(cls, attack: type[Any]) -> dict[str, Any]:
-        needs = [{"name": str(Access.MODEL), "meaning": Access.MODEL.words}]
-        return {"name": attack.name, "surface": "inputs", "title": attack.title, "reference": attack.reference,
-                "needs": needs, "settings": []}  # fmt: skip
-
-    @classmethod
-    @override
-    def lines(cls, attack: type[Any]) -> list[Any]:
-        variant = f"variant {attack.name}{NOISELESS}: the gradient is that of the network without its noise"
-        return [attack.reference, f"needs {Access.MODEL.words}", variant]
+    def remarks(cls, attack: type[Any]) -> tuple[str, ...]:
+        return (f"variant {attack.name}{NOISELESS}: the gradient is that of the network without its noise",)
 
     @override
     def misplaced(self, adversary: str | None) -> str:
@@ -244,9 +215,15 @@ class EvasionProbing(Probing["Evasion"]):
 
 def _print_evasion(run: "RunFolder", evasion: "Evasion") -> None:
     from fedpriv.robustness.records import Robustness
+    from fedpriv.robustness.report import beyond_reach, truth
 
     out.print(_evasion_table(evasion))
-    print_sentences(_evasion_sentences(evasion, run.read(Robustness)))
+    print_line(
+        f"Attacked: the {evasion.attacked} of {evasion.victims} test examples that are right without an attack; "
+        f"votes for each: {evasion.votes}."
+    )
+    robustness = run.read(Robustness)
+    print_sentences([truth(evasion), *([] if robustness is None else beyond_reach(robustness, evasion))])
     print_line(f"Attempts: {run.path / 'robustness' / 'attacks.jsonl'}")
 
 
@@ -259,30 +236,6 @@ def _evasion_table(evasion: "Evasion") -> Table:
         rows["proven (certified)"] = evasion.certified
     heads = (f"right at {evasion.norm}", *(f"{size:g}" for size in evasion.sizes))
     return table_of(heads, ((words, *(f"{share.value:.1%}" for share in rows[words])) for words in rows))
-
-
-def _evasion_sentences(evasion: "Evasion", robustness: "Robustness | None") -> list[str]:
-    from fedpriv.robustness.records import middle
-
-    at = middle(evasion.sizes)
-    where = f"At {evasion.norm} {evasion.sizes[at]:g}"
-    judge = "one vote" if evasion.votes == 1 else f"{evasion.votes} votes"
-    first = (
-        f"Of {evasion.victims} test examples, the {evasion.attacked} that are right without an attack were attacked; "
-        f"{judge} for each."
-    )
-    at_most = f"at most {share_words(evasion.least[at])} are right under these attacks"
-    if evasion.certified is None or robustness is None:
-        return [first, f"{where}, {at_most}; nothing is proven (fedpriv certify)."]
-    proven = f"{where}, {share_words(evasion.certified[at])} are"
-    claim = f"{proven} claimed to be proven, and {at_most}."
-    lines = [first, claim if evasion.broken else f"{proven} proven and {at_most}: the truth lies between."]
-    if robustness.beyond(evasion.norm, evasion.sizes):
-        lines.append(
-            f"With this noise no certificate of {robustness.votes} votes reaches {evasion.norm} "
-            f"{robustness.reach.of(evasion.norm):.3g}: at larger sizes nothing can be proven."
-        )
-    return lines
 
 
 VERBS = (

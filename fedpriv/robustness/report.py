@@ -192,16 +192,7 @@ def robustness_facts(robustness: Robustness) -> list[tuple[str, str]]:
 
 def robustness_notes(robustness: Robustness, evasion: Evasion | None) -> list[str]:
     """Return what a reader has to know beside the figures."""
-    notes = []
-    beyond = () if evasion is None else robustness.beyond(evasion.norm, evasion.sizes)
-    if evasion is not None and beyond:
-        norm = NORMS[evasion.norm]
-        notes.append(
-            f"No certificate reaches beyond {norm} {figure(robustness.reach.of(evasion.norm), 3)} here: that is the "
-            f"radius of an example that all {count(robustness.votes)} votes agree on. At {norm} "
-            f"{figure(beyond[0])} and above nothing can be proven with this noise and number of votes. "
-            "Claims of certified accuracy at such sizes rely on a bound that does not hold."
-        )
+    notes = [] if evasion is None else beyond_reach(robustness, evasion)
     if robustness.noise.epsilon is not None:
         notes.append(
             f"robustness.epsilon = {figure(robustness.noise.epsilon)} sets a noise level, as in PixelDP. It is not a "
@@ -212,6 +203,19 @@ def robustness_notes(robustness: Robustness, evasion: Evasion | None) -> list[st
         "that the attacker does not know the draws of the noise."
     )
     return notes
+
+
+def beyond_reach(robustness: Robustness, evasion: Evasion) -> list[str]:
+    """Return the sentence on attacked sizes that no certificate can reach; none where there are no such sizes."""
+    norm, beyond = NORMS[evasion.norm], robustness.beyond(evasion.norm, evasion.sizes)
+    if not beyond:
+        return []
+    return [
+        f"No certificate reaches beyond {norm} {figure(robustness.reach.of(evasion.norm), 3)} here: that is the radius "
+        f"of an example that all {count(robustness.votes)} votes agree on. At {norm} {figure(beyond[0])} and above "
+        "nothing can be proven with this noise and number of votes. Claims of certified accuracy at such sizes rely on "
+        "a bound that does not hold."
+    ]
 
 
 def share_ends(share: Interval) -> str:

@@ -287,29 +287,14 @@ class AnswersAuditing(Audit["AnswersAudit"]):
         return audit_answers(run, self.answers or 1, progress)
 
     @override
-    def show(self, found: "AnswersAudit") -> None:
-        print_sentences(_about_audit(found))
+    def facts(self, found: "AnswersAudit") -> list[tuple[str, str]]:
+        from fedpriv.service.report import audited
+
+        return audited(found)
 
     @override
     def figures(self, found: "AnswersAudit") -> "tuple[Figure, ...]":
         return found.figures if found.proven else ()
-
-
-def _about_audit(audit: "AnswersAudit") -> list[str]:
-    word = "proven" if audit.proven else "claimed, and not proven"
-    lines = [
-        f"Of {audit.replaced} replaced examples the worst moved the model by {audit.moved:.3g} of the bound, and a "
-        f"logit by {audit.shifted:.3g} of its bound; {audit.above:.0%} exceeded the logit's bound. Measured, no "
-        "guarantee."
-    ]
-    if audit.bound is not None and audit.claimed is not None:
-        lines.append(
-            f"Epsilon of one answer is at least {audit.bound.epsilon:.3g} with confidence {audit.bound.confidence:g}; "
-            f"{word}: {audit.claimed:.4g}{', which is refuted' if audit.refutes else ''}."
-        )
-    if audit.recovered is not None:
-        lines.append(f"Two answers reveal the exact probabilities of {audit.recovered:.1%} of the questions.")
-    return lines
 
 
 VERBS = (

@@ -72,7 +72,7 @@ def _facts(endpoint: ServiceView) -> list[Fact]:
         )
     if service.scale:
         facts.append(("Scale of the noise", figure(service.scale)))
-    return [*facts, *(_audited(endpoint.audit) if endpoint.audit else [])]
+    return [*facts, *(audited(endpoint.audit) if endpoint.audit else [])]
 
 
 def _notes(endpoint: ServiceView) -> list[str]:
@@ -124,7 +124,8 @@ def _share(share: Interval) -> str:
     return percent(share.value) + ("" if ends is None else f" ({percent(ends[0])} to {percent(ends[1])})")
 
 
-def _audited(audit: AnswersAudit) -> list[Fact]:
+def audited(audit: AnswersAudit) -> list[Fact]:
+    """Return what an audit found."""
     facts = [
         (
             "Models moved, measured over bound",

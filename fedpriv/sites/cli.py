@@ -7,15 +7,12 @@ import typer
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import print_sentences
-from fedpriv.core.numbers import percent
 from fedpriv.core.registry import OPTIONS
 
 if TYPE_CHECKING:
-    from fedpriv.core.figure import Figure
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
-    from fedpriv.sites.records import SiteGame, Sites
+    from fedpriv.sites.records import Sites
 
 
 @OPTIONS.register
@@ -45,21 +42,3 @@ class SitesAudit(Audit["Sites"]):
         from fedpriv.sites.audit import audit_sites
 
         return audit_sites(run, self.sites, progress)
-
-    @override
-    def show(self, found: "Sites") -> None:
-        print_sentences([sentence(game) for game in found.games])
-
-    @override
-    def figures(self, found: "Sites") -> "tuple[Figure, ...]":
-        return found.measured
-
-
-def sentence(game: "SiteGame") -> str:
-    """One game in a sentence."""
-    proven = "nothing is proven" if game.ceiling is None else f"proven: at most {percent(game.ceiling)}"
-    figure = game.figure
-    return (
-        f"{figure.what[0].upper()}{figure.what[1:]}: {percent(figure.measured.value)} right "
-        f"({game.right} of {game.trials}); a guess {percent(game.guess)}; {proven} ({game.theorem})."
-    )

@@ -13,8 +13,6 @@ from fedpriv.attacks.endpoint.records import Probe
 from fedpriv.attacks.probing import ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
-from fedpriv.robustness.cli import _evasion_sentences
-from fedpriv.robustness.records import Evasion, Reach, Robustness
 from tests.attacks.test_cli_attack import fedpriv, here
 from tests.core.lab.test_summary import VMF
 
@@ -31,8 +29,8 @@ def test_a_table_in_80_columns(here: Path) -> None:
     assert lines[0].split() == ["right", "at", "linf", "0.05", "0.3"]
     assert [line.split()[0] for line in lines[1:5]] == ["unattacked", "pgd", "fgsm", "every"]
     assert max(len(line) for line in lines[:5]) <= 80
-    assert "one vote for each" in done.stdout
-    assert "nothing is proven (fedpriv certify)." in done.stdout
+    assert "votes for each: 1." in done.stdout
+    assert "Nothing is proven: no certificates were made (fedpriv certify)." in done.stdout
     assert lines[-2:] == ["Attempts: run/robustness/attacks.jsonl", "Report: run/report.html"]
     assert "Right under attack at ℓ∞ 0.05" in (here / "run" / "report.html").read_text()
 
@@ -92,29 +90,6 @@ def test_a_bound_that_rounds_to_one_is_not_printed_as_one() -> None:
     words = _answers_words(bounded(VMF.epsilon or 0.0), VMF)
     assert words.startswith("rounded probabilities (policy rounded:2); nothing is proven about answers, epsilon ")
     assert words.endswith(f"({VMF.adjacency}) about the model")
-
-
-def sentences(broken: int, norm: str = "l2", reach: float = 0.9) -> list[str]:
-    share = Interval(0.5, 0.4, 0.6)
-    evasion = Evasion.model_construct(
-        norm=norm, sizes=(0.25, 0.5, 1.0), votes=30, victims=60, attacked=50, certified=(share,) * 3,
-        least=(share,) * 3, broken=broken,
-    )  # fmt: skip
-    return _evasion_sentences(evasion, Robustness.model_construct(votes=1000, reach=Reach(reach, reach)))
-
-
-def test_sizes_that_nothing_can_be_proven_at_are_named() -> None:
-    first, between, beyond = sentences(0)
-    assert "the 50 that are right without an attack" in first
-    assert between == (
-        "At l2 0.5, 50.0% (40.0% to 60.0%) are proven and at most 50.0% (40.0% to 60.0%) are right under these "
-        "attacks: the truth lies between."
-    )
-    assert (
-        beyond == "With this noise no certificate of 1000 votes reaches l2 0.9: at larger sizes nothing can be proven."
-    )
-    assert len(sentences(0, reach=1.1)) == 2
-    assert "the truth" not in sentences(1)[1] and "are claimed to be proven, and at most" in sentences(1)[1]
 
 
 @pytest.mark.parametrize(

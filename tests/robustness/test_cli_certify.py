@@ -21,8 +21,8 @@ def test_a_table_in_80_columns_and_what_is_proven(here: Path) -> None:
         *("main", "Renyi", "PixelDP", "PixelDP", "PixelDP", "the")
     ]
     assert max(len(line) for line in lines[:7]) <= 80
-    assert "added to a model that was not trained with it: sigma 0.1" in done.stdout
-    assert "the number of wrong certificates is at most 0 (alpha = 0.001 each)" in done.stdout
+    assert "Noise: σ = 0.1 in ℓ₂, on the input, not used in training" in done.stdout
+    assert "Each may be wrong: with probability 0.001\nWrong in total: at most 0, with 95 % confidence" in done.stdout
     assert lines[-2:] == ["Certificates: run/robustness/certificates.jsonl", "Report: run/report.html"]
     assert "Certified at ℓ₂ 0.5" in (here / "run" / "report.html").read_text()
 

@@ -147,6 +147,11 @@ def print_sentences(sentences: Sequence[str]) -> None:
         out.print(sentence, style=style, markup=False, soft_wrap=not out.is_terminal)
 
 
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print what a report lists, terms with their text."""
+    print_sentences([f"{term}: {text}" for term, text in facts])
+
+
 def print_summary(summary: "Summary", folder: Path, as_json: bool) -> None:
     """Print what a run showed, and where its report is; or all of it as JSON."""
     if as_json:

@@ -21,6 +21,7 @@ from fedpriv.core.cli.app import app
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.lab import start_run
+from fedpriv.core.numbers import figure
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
@@ -152,9 +153,9 @@ def test_a_run_whose_clients_are_protected_is_audited_by_its_command(tmp_path: P
     found = folder.read(CanaryAudit)
     assert found is not None
     assert (found.clients, found.epsilon_bound.trials) == (40, 40)
-    assert f"Epsilon is at least {found.epsilon_bound.epsilon:.3g} with confidence 0.95" in said
-    assert f"proven: at most {found.proven_epsilon:.4g} (delta = 1e-05" in said
-    assert "40 canaries of 40 clients; one run, independent scores" in said
+    assert f"Measured: ε is at least {figure(found.epsilon_bound.epsilon, 3)}, with 95% confidence" in said
+    assert f"Proven: ε is at most {figure(found.proven_epsilon)} Adjacency: {found.adjacency} At δ: {figure(1e-5)}" in said
+    assert "Based on: 40 canaries of 40 clients, one run, independent scores" in said
     assert "Audit of the noise with canaries" in (folder.path / "report.html").read_text()
     assert json.loads((folder.path / "summary.json").read_text())["canaries"]["clients"] == 40
 

@@ -18,7 +18,7 @@ def test_a_table_in_80_columns_and_a_sentence_about_epsilon(here: Path) -> None:
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(ATTACKS)]] == list(ATTACKS)
     assert max(len(line) for line in lines[: 1 + len(ATTACKS)]) <= 80
-    assert lines[-2].startswith("Epsilon is at least 0 at delta = 1e-05")
+    assert lines[-2].startswith("Epsilon: at least 0 at delta = 1e-05")
     assert lines[-1] == "Report: run/report.html"
 
 
