@@ -28,6 +28,8 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import TypeAdapter, ValidationError
 from scipy.stats import binomtest
 from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+from torchvision.utils import make_grid, save_image
 
 from fedpriv.accounting import ceilings
 from fedpriv.attacks.baselines import guesses
@@ -638,8 +640,7 @@ def save_strip(folder: Path, name: str, images: Tensor) -> None:
         return
     path = _strip(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = (images.clamp(0, 1) * 255).round().byte().permute(2, 0, 3, 1).flatten(1, 2).numpy()
-    Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(path)
+    save_image(images.clamp(0, 1), path, nrow=len(images), padding=0)
 
 
 def compose(folder: Path, rows: Sequence[CellRow]) -> None:
@@ -656,29 +657,17 @@ def compose(folder: Path, rows: Sequence[CellRow]) -> None:
 
 
 def _stack(lines: Sequence[tuple[str, Path]]) -> Image.Image:
-    """The strips below each other, each with its label."""
-    strips = [_cut(path) for _, path in lines]
-    height = len(strips) * (TILE + GAP) + GAP
-    sheet = Image.new("RGB", (LABEL + max(strip.width for strip in strips) + GAP, height), "white")
+    """The first images of strips, enlarged without smoothing, below each other, each strip with its label."""
+    strips = [pil_to_tensor(Image.open(path).convert("RGB")) for _, path in lines]
+    shown = [torch.stack(strip.split(strip.shape[1], dim=2)[:SHOWN]) for strip in strips]
+    enlarged = F.interpolate(torch.cat(shown), TILE, mode="nearest-exact")
+    tiles = to_pil_image(make_grid(enlarged, nrow=len(shown[0]), padding=GAP, pad_value=255))
+    sheet = Image.new("RGB", (LABEL + tiles.width, tiles.height), "white")
+    sheet.paste(tiles, (LABEL - GAP, 0))
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
-    for number, ((label, _), strip) in enumerate(zip(lines, strips, strict=True)):
-        top = GAP + number * (TILE + GAP)
-        draw.multiline_text((GAP, top + TILE // 2), label, "black", font, anchor="lm")
-        sheet.paste(strip, (LABEL, top))
+    for number, (label, _) in enumerate(lines):
+        draw.multiline_text((GAP, GAP + number * (TILE + GAP) + TILE // 2), label, "black", font, anchor="lm")
     return sheet
-
-
-def _cut(path: Path) -> Image.Image:
-    """The first images of a strip, enlarged without smoothing, with gaps between them."""
-    with Image.open(path) as opened:
-        picture = opened.convert("RGB")
-    side = picture.height
-    shown = min(SHOWN, picture.width // side)
-    strip = Image.new("RGB", (shown * (TILE + GAP), TILE), "white")
-    for number in range(shown):
-        tile = picture.crop((number * side, 0, (number + 1) * side, side))
-        strip.paste(tile.resize((TILE, TILE), Image.Resampling.NEAREST), (number * (TILE + GAP), 0))
-    return strip
 
 
 def _strip(folder: Path, name: str) -> Path:

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import log_expit
 from torch import Tensor
 
-from fedpriv.core.errors import InputError, one_line
+from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
-from fedpriv.core.npz import read_arrays, read_headers
 
 Floats = NDArray[np.float64]
 
@@ -96,16 +95,3 @@ def write_signals(path: Path, signals: Signals) -> None:
     content = io.BytesIO()
     np.savez(content, **{field.name: getattr(signals, field.name) for field in fields(signals)})
     write_whole(path, content.getvalue())
-
-
-def read_signals(path: Path) -> Signals:
-    """Read what :func:`write_signals` wrote."""
-    names = [field.name for field in fields(Signals)]
-    headers = read_headers(path, names)
-    # They are written without packing them: whoever asks for more than the file has is not of this kind.
-    if sum(header.nbytes for header in headers.values()) > path.stat().st_size:
-        raise InputError(f"{path} is damaged: it is packed")
-    try:
-        return Signals(**read_arrays(path, headers))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{path} is damaged: {one_line(error)}") from None

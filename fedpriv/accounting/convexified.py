@@ -48,13 +48,3 @@ class ClaimedSensitivity:
     def probability(self) -> float:
         """Delta p of Corollary 2: exp(2 Delta z) - 1, at most 1."""
         return min(math.expm1(2 * self.logit), 1.0)
-
-    @property
-    def tight_probability(self) -> float:
-        """What a logit that moves by Delta z can really do to a probability: tanh(Delta z / 2)."""
-        return math.tanh(self.logit / 2)
-
-    @property
-    def stability(self) -> float:
-        """The claimed on-average-remove-one stability: 2 rho^2 / (lambda n)."""
-        return 2 * self.lipschitz**2 / (self.regularisation * self.examples)

@@ -120,6 +120,18 @@ class Column:
     guess: float | None = None  # what a guess achieves; `None`: not known
     name: str = ""  # of that plot
 
+    @staticmethod
+    def of_shares(
+        heading: str,
+        title: str,
+        values: Sequence[Interval | None],
+        meaning: tuple[str, str] = ("", ""),
+        alarms: tuple[bool, ...] = (),
+    ) -> "Column":
+        """Return a column of percentages."""
+        texts = tuple("" if share is None else f"{share.value:.1%}" for share in values)
+        return Column(heading, title, "percent", tuple(values), texts, alarms, most=1.0, meaning=meaning)
+
     def alarm(self, trial: int) -> bool:
         """Whether the figure of one trial refutes a claim."""
         return bool(self.alarms) and self.alarms[trial]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -23,6 +24,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from randomgen import AESCounter
 from torch import Tensor
+
+from fedpriv.core.errors import InputError
 
 SECRET_BYTES = 32
 KEY_BYTES = BLOCK_BYTES = 16
@@ -62,6 +65,14 @@ class Secret:
     def of_seed(seed: int) -> "Secret":
         """Return the secret of a seed, for experiments that must repeat: it is known to all who guess the seed."""
         return Secret(_hashed(b"", "reproducible", (seed,), SECRET_BYTES))
+
+    @staticmethod
+    def read(path: Path, lost: str) -> "Secret":
+        """Return the secret that a file keeps in hexadecimal digits; ``lost``: what cannot be done without it."""
+        try:
+            return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            raise InputError(f"{path} is not there, or damaged: {lost} without it") from None
 
     def stream(self, purpose: str, *parts: int | bytes) -> "NoiseStream":
         """Return the stream of one purpose; other purposes or parts (integers, digests) give independent streams."""

@@ -95,11 +95,7 @@ class PromptFolder(Files):
         """Return what draws noise and prompts."""
         if self.settings.noise == "reproducible":
             return Secret.of_seed(self.settings.seed)
-        path = self.path / _SECRET
-        try:
-            return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            raise InputError(f"{path} is not there, or damaged: noise cannot be drawn again without it") from None
+        return Secret.read(self.path / _SECRET, "noise cannot be drawn again")
 
     def check_unchanged(self, texts: PromptTexts) -> None:
         """Refuse to go on with a run in which something was changed that decides what is released."""

@@ -424,34 +424,18 @@ class RobustFinding(Finding[Robust]):
     @override
     def table(self, trials: Sequence[RobustColumns], chosen: str) -> tuple[Column, ...]:
         proven, attacked = certified_size(trials), right_size(trials)
-        certified = [certified_at(trial, proven) for trial in trials]
-        right = [right_at(trial, attacked) for trial in trials]
         columns = []
         if proven is not None:
-            columns.append(
-                Column(
-                    f"certified\n{proven}",
-                    f"Certified at {proven}",
-                    "percent",
-                    tuple(None if each is None else Interval(each.share, each.low, each.high) for each in certified),
-                    tuple("" if each is None else f"{each.share:.1%}" for each in certified),
-                    most=1.0,
-                    meaning=("Certified", _CERTIFIED),
-                )
-            )
+            certified = [certified_at(trial, proven) for trial in trials]
+            shares = [None if each is None else Interval(each.share, each.low, each.high) for each in certified]
+            meaning = ("Certified", _CERTIFIED)
+            columns.append(Column.of_shares(f"certified\n{proven}", f"Certified at {proven}", shares, meaning))
         if attacked is not None:
-            columns.append(
-                Column(
-                    f"attacked\n{attacked}",
-                    f"Right under attack at {attacked}",
-                    "percent",
-                    tuple(None if each is None else Interval(each.right, each.low, each.high) for each in right),
-                    tuple("" if each is None else f"{each.right:.1%}" for each in right),
-                    alarms=tuple(bool(trial.broken) for trial in trials),
-                    most=1.0,
-                    meaning=("Right under attack", _ATTACKED),
-                )
-            )
+            right = [right_at(trial, attacked) for trial in trials]
+            shares = [None if each is None else Interval(each.right, each.low, each.high) for each in right]
+            title, meaning = f"Right under attack at {attacked}", ("Right under attack", _ATTACKED)
+            alarms = tuple(bool(trial.broken) for trial in trials)
+            columns.append(Column.of_shares(f"attacked\n{attacked}", title, shares, meaning, alarms))
         return tuple(columns)
 
 

@@ -281,10 +281,7 @@ def _secret(place: Path, experiment: Experiment, config: ServiceConfig, learnt: 
         return Secret.of_seed(experiment.seed).derived("service", settings)
     path = place / "secret.key"
     write_once(path, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600)
-    try:
-        return Secret(bytes.fromhex(path.read_text(encoding="ascii"))).derived("service", settings)
-    except (OSError, ValueError):
-        raise InputError(f"{path} is damaged: noise of this endpoint cannot be drawn without it") from None
+    return Secret.read(path, "noise of this endpoint cannot be drawn").derived("service", settings)
 
 
 def _json(value: object) -> bytes:

@@ -19,8 +19,6 @@ import pytest
 from PIL import Image
 
 from fedpriv.attacks import observation
-from fedpriv.attacks.membership.signals import Signals, read_signals
-from fedpriv.core import npz
 from fedpriv.core.config import DataConfig, Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.npz import HEADER_BYTES, parse_header, read_arrays, read_headers
@@ -364,24 +362,3 @@ def test_checkpoints_and_observations_ask_for_what_the_file_holds(lie: str, tmp_
     assert "server.safetensors is damaged" in refusal(folder.load_checkpoint)
     (tmp_path / "0001-0000.safetensors").write_bytes(content)
     assert "0001-0000.safetensors is damaged" in refusal(observation._read_tensors, tmp_path / "0001-0000.safetensors")
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_signals_that_are_packed_are_not_what_was_written(
-    save: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = np.zeros((3, 2, 500))
-    signals = {
-        "target": one[0],
-        "references": one,
-        "inside": one[:, 0] > 0,
-        "population": one[0],
-        "rounds": np.arange(2),
-    }
-    signals |= {"reference_population": one, "others": np.zeros((500, 9)), "reference_others": np.zeros((3, 500, 9))}
-    save(tmp_path / "signals.npz", **signals)
-    if save is np.savez:
-        assert isinstance(read_signals(tmp_path / "signals.npz"), Signals)
-        return
-    monkeypatch.setattr(npz, "read_arrays", None)
-    assert refusal(read_signals, tmp_path / "signals.npz").endswith("signals.npz is damaged: it is packed")

@@ -67,15 +67,8 @@ class ClientAccuracyFinding(Finding[RoundRecord]):
 
 
 def _column(heading: str, shares: Sequence[float | None], meaning: tuple[str, str] = ("", "")) -> Column:
-    return Column(
-        heading,
-        heading.capitalize().replace("\n", ", "),
-        "percent",
-        tuple(None if share is None else Interval(share, None, None) for share in shares),
-        tuple("" if share is None else f"{share:.1%}" for share in shares),
-        most=1.0,
-        meaning=meaning,
-    )
+    values = [None if share is None else Interval(share, None, None) for share in shares]
+    return Column.of_shares(heading, heading.capitalize().replace("\n", ", "), values, meaning)
 
 
 def _groups(record: RoundRecord) -> list[tuple[str, ClientAccuracy]]:

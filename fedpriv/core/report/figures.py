@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,8 +18,6 @@ _LONGEST = 16
 _DRAWN = 1000  # clients that a drawing has columns for
 _CLEARLY = 1.25  # classes that are as even as those of most image data count as even
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-# Three inks and as many kinds of line tell nine curves apart.
-_DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.2)))
 
 
 def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest: float = 0.0) -> Plot | None:

@@ -132,13 +132,7 @@ class RunFolder(Files):
         """Return the run's secret: the one that is kept here or, where noise is reproducible, the seed's."""
         if not experiment.keeps_secret:
             return Secret.of_seed(experiment.seed)
-        path = self.path / _SECRET
-        try:
-            return Secret(bytes.fromhex(path.read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            raise InputError(
-                f"{path} is not there, or damaged: noise and batches of this run cannot be drawn again without it"
-            ) from None
+        return Secret.read(self.path / _SECRET, "noise and batches of this run cannot be drawn again")
 
     def world_secret(self, experiment: Experiment) -> Secret | None:
         """Return the secret that batches or labels follow from; ``None`` where neither does."""

@@ -154,7 +154,9 @@ def test_a_run_whose_clients_are_protected_is_audited_by_its_command(tmp_path: P
     assert found is not None
     assert (found.clients, found.epsilon_bound.trials) == (40, 40)
     assert f"Measured: ε is at least {figure(found.epsilon_bound.epsilon, 3)}, with 95% confidence" in said
-    assert f"Proven: ε is at most {figure(found.proven_epsilon)} Adjacency: {found.adjacency} At δ: {figure(1e-5)}" in said
+    assert (
+        f"Proven: ε is at most {figure(found.proven_epsilon)} Adjacency: {found.adjacency} At δ: {figure(1e-5)}" in said
+    )
     assert "Based on: 40 canaries of 40 clients, one run, independent scores" in said
     assert "Audit of the noise with canaries" in (folder.path / "report.html").read_text()
     assert json.loads((folder.path / "summary.json").read_text())["canaries"]["clients"] == 40

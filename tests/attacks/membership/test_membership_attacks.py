@@ -16,7 +16,6 @@ from fedpriv.attacks.membership.signals import (
     Signals,
     label_logits,
     losses,
-    read_signals,
     write_signals,
     wrong_log_probabilities,
 )
@@ -181,23 +180,14 @@ def test_a_candidate_without_the_references_that_are_needed_is_named(name: str) 
 def test_signals_are_read_as_they_were_written(tmp_path: Path) -> None:
     signals, _ = made_up(10)
     write_signals(tmp_path / "signals.npz", signals)
-    again = read_signals(tmp_path / "signals.npz")
+    again = Signals(**np.load(tmp_path / "signals.npz"))
     for name in [field.name for field in fields(Signals)]:
         np.testing.assert_array_equal(getattr(again, name), getattr(signals, name))
     assert [path.name for path in tmp_path.iterdir()] == ["signals.npz"]
 
 
-def test_damaged_signals_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "signals.npz"
-    with pytest.raises(InputError, match="no such file"):
-        read_signals(path)
-    path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="damaged"):
-        read_signals(path)
+def test_signals_of_other_shapes_are_refused() -> None:
     signals, _ = made_up(11)
-    np.savez(path, target=signals.target)
-    with pytest.raises(InputError, match="damaged"):
-        read_signals(path)
     with pytest.raises(ValueError, match="references has the shape"):
         replace(signals, target=signals.target[:1])
     with pytest.raises(ValueError, match="reference_others has the shape"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.membership.audit import audit_run
-from fedpriv.attacks.membership.signals import label_logits, read_signals
+from fedpriv.attacks.membership.signals import Signals, label_logits
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
@@ -49,7 +49,7 @@ def test_results_are_added_and_the_rest_stays(tmp_path: Path) -> None:
 def test_the_targets_signals_are_those_of_the_final_model(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     audit_run(folder, 6, 30, Silent())
-    signals = read_signals(folder.path / "membership" / "signals.npz")
+    signals = Signals(**np.load(folder.path / "membership" / "signals.npz"))
     checkpoint = folder.load_checkpoint()
     assert checkpoint is not None
     world = build_world(folder.experiment())
