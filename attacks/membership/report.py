@@ -17,6 +17,8 @@ from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
     from fedpriv.core.report.drawing import Plot
 
 # The area under the curve of guesses.
@@ -202,21 +204,17 @@ def _proven(found: Membership, view: RunView) -> str:
 
 def roc_plot(attacks: Sequence[MembershipAttack]) -> "Plot | None":
     """Draw the curves of attacks on membership on logarithmic axes; ``None`` where there is no point to draw."""
-    from matplotlib.figure import Figure as Drawing
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    from fedpriv.core.report.drawing import Theme, dress, plot
+    from fedpriv.core.report.drawing import Theme, panel, plot
 
     drawn = [attack for attack in attacks if attack.curve.false_positive_rate]
     if not drawn:
         return None
     least = min(min(*attack.curve.false_positive_rate, *attack.curve.true_positive_rate) for attack in drawn)
 
-    def build(theme: Theme) -> Drawing:
-        drawing = Drawing(figsize=(6.2, 4.4), layout="constrained")
-        axes = drawing.subplots()
-        dress(axes, theme)
-        axes.grid(color=theme.grid, linewidth=0.8)
+    def build(theme: Theme) -> "Drawing":
+        drawing, axes = panel(theme, (6.2, 4.4))
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.plot([least, 1], [least, 1], color=theme.muted, linewidth=1, linestyle=(0, (1, 2)), label="a guess")

@@ -12,6 +12,8 @@ from fedpriv.core.numbers import count, decimal, figure, percent
 from fedpriv.core.registry import FINDINGS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
     from fedpriv.core.report.drawing import Plot
 
 
@@ -85,17 +87,13 @@ def _share(share: float) -> str:
 
 def _plot(found: Memorisation) -> "Plot":
     """Every exposure by the number of copies, the guess, and what is proven of the mean."""
-    from matplotlib.figure import Figure as Drawing
 
-    from fedpriv.core.report.drawing import Theme, dress, plot
+    from fedpriv.core.report.drawing import Theme, panel, plot
 
     groups = found.groups
 
-    def build(theme: Theme) -> Drawing:
-        drawing = Drawing(figsize=(6.2, 3.4), layout="constrained")
-        axes = drawing.subplots()
-        dress(axes, theme)
-        axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+    def build(theme: Theme) -> "Drawing":
+        drawing, axes = panel(theme, (6.2, 3.4), "y")
         for place, group in enumerate(groups):
             bits = [each.exposure for each in found.canaries if each.copies == group.copies]
             axes.plot(

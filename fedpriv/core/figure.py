@@ -32,6 +32,13 @@ class Interval:
         """Both ends, or ``None`` where one is not known."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
+    @property
+    def in_percent(self) -> str:
+        """A share and its interval, where there is one."""
+        return percent(self.value) + (
+            "" if self.ends is None else f" ({percent(self.ends[0])} to {percent(self.ends[1])})"
+        )
+
 
 @dataclass(frozen=True)
 class Figure:

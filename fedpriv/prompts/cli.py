@@ -18,7 +18,6 @@ from fedpriv.core.cli.terminal import (
     print_json,
     print_line,
     print_sentences,
-    share_words,
     table_of,
 )
 from fedpriv.core.registry import OPTIONS
@@ -63,12 +62,12 @@ def icl(
 
 def _table(prompts: "Prompts") -> Table:
     """Accuracies, from a guess to answers without noise."""
-    rows = [("most common label", "", f"{prompts.majority:.1%}"), ("no examples", "", share_words(prompts.zero_shot))]
+    rows = [("most common label", "", f"{prompts.majority:.1%}"), ("no examples", "", prompts.zero_shot.in_percent)]
     for level in prompts.levels:
         name = "no noise" if level.epsilon is None else f"epsilon {level.epsilon:g}{' *' if level.released else ''}"
-        rows.append((name, f"{level.sigma:.3f}" if level.sigma else "", share_words(level.accuracy)))
+        rows.append((name, f"{level.sigma:.3f}" if level.sigma else "", level.accuracy.in_percent))
     if prompts.one_prompt is not None:
-        rows.append(("one prompt", "", share_words(prompts.one_prompt)))
+        rows.append(("one prompt", "", prompts.one_prompt.in_percent))
     apart = ((name, noise, words.partition(" ")) for name, noise, words in rows)
     cells = ((name, noise, value, ends.strip("()")) for name, noise, (value, _, ends) in apart)
     return table_of(("answers", "noise", "right", "95 %"), cells)

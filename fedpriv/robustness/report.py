@@ -176,8 +176,8 @@ def robustness_facts(robustness: Robustness) -> list[tuple[str, str]]:
     return [
         ("Noise", _noise(robustness.noise)),
         ("Examples certified", count(robustness.examples)),
-        ("Right by vote", _share(robustness.voted)),
-        ("Right without noise", _share(robustness.noiseless)),
+        ("Right by vote", robustness.voted.in_percent),
+        ("Right without noise", robustness.noiseless.in_percent),
         ("No clear majority", count(robustness.abstained)),
         (
             "Votes per example",
@@ -221,10 +221,6 @@ def beyond_reach(robustness: Robustness, evasion: Evasion) -> list[str]:
 def share_ends(share: Interval) -> str:
     """Return the interval of a share."""
     return "not known" if share.ends is None else " to ".join(map(percent, share.ends))
-
-
-def _share(share: Interval) -> str:
-    return f"{percent(share.value)} ({share_ends(share)})"
 
 
 def _certified(robustness: Robustness) -> list[Tile]:

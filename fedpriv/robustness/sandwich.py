@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.report.drawing import Plot, Theme, dress, level, plot
+from fedpriv.core.report.drawing import Plot, Theme, level, panel, plot
 from fedpriv.robustness.records import Evasion
 from fedpriv.robustness.report import AXES, NORMS, Sandwich
 
@@ -27,10 +27,7 @@ def sandwich_plot(shown: Sandwich) -> Plot:
     end = 1.04 * max([*shown.sizes, *(radius for radii in shown.radii.values() for radius in radii)], default=1.0)
 
     def build(theme: Theme) -> Figure:
-        drawing = Figure(figsize=(7.2, 5.0), layout="constrained")
-        axes = drawing.subplots()
-        dress(axes, theme)
-        axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+        drawing, axes = panel(theme, (7.2, 5.0), "y")
         level(axes, shown.clean, f"right unattacked {percent(shown.clean)}", theme)
         if shown.evasion is not None and shown.radii and not shown.evasion.broken:
             _between(axes, shown, end, theme)

@@ -13,7 +13,7 @@ from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Columns, Finding, RunView, Section
 from fedpriv.core.numbers import count, figure, percent
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Guarantee, Interval
+from fedpriv.core.records import Guarantee
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 from fedpriv.service.ledger import OWNER
@@ -51,8 +51,8 @@ def _facts(endpoint: ServiceView) -> list[Fact]:
         facts.append(("Claimed for one answer, not proven", f"ε = {figure(guarantee.nominal_epsilon)} (nominal)"))
     if endpoint.referee is not None:
         referee = endpoint.referee
-        facts.append(("Right on test images, exact scores", _share(referee.accuracy)))
-        facts.append(("Right on test images, as answered", _share(referee.answered)))
+        facts.append(("Right on test images, exact scores", referee.accuracy.in_percent))
+        facts.append(("Right on test images, as answered", referee.answered.in_percent))
     if service.head is not None:
         head = service.head
         facts.append(
@@ -117,11 +117,6 @@ def _proven(guarantee: Guarantee) -> str:
         return "nothing"
     pure = "" if guarantee.pure_epsilon is None else f"; pure ε = {figure(guarantee.pure_epsilon)}"
     return f"ε = {figure(guarantee.epsilon)} at δ = {figure(guarantee.delta)}{pure}"
-
-
-def _share(share: Interval) -> str:
-    ends = share.ends
-    return percent(share.value) + ("" if ends is None else f" ({percent(ends[0])} to {percent(ends[1])})")
 
 
 def audited(audit: AnswersAudit) -> list[Fact]:

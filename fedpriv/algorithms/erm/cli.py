@@ -64,7 +64,7 @@ def erm(
         print_json(asked | figures)
     else:
         setting = {"adjacency": _ADJACENCY, "classes": f"{classes:,}", "tolerance": f"{tolerance:g}"}
-        print_figures(rows, setting, theorem, _NOTES)
+        print_figures(rows, setting, [theorem], _NOTES)
 
 
 def _figures(problem: "Problem", epsilon: float, delta: float) -> list[tuple[str, float | None, str]]:

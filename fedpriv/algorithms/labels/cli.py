@@ -49,7 +49,7 @@ def response(
         rows.append(("standard error", error, f"of the estimated share, if {share:g} of {examples:,} answers are true"))
     notes = ["A claim about the answer alone, against anyone who collects it; an image may show the class, too."]
     setting = {"adjacency": "one true answer becomes any other", "answers": f"{answers:,} to choose from"}
-    print_figures(rows, setting, proven.theorem["epsilon"], notes)
+    print_figures(rows, setting, [proven.theorem["epsilon"]], notes)
 
 
 def _law(epsilon: float | None, keep: float | None, coin: float | None, answers: int) -> "Response":

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedpriv.core.cli.terminal import Json, out, print_json, print_line, share_words
+from fedpriv.core.cli.terminal import Json, out, print_json, print_line
 from fedpriv.core.config import DataConfig, load_experiment, validated
 from fedpriv.core.errors import InputError, printable
 from fedpriv.core.registry import DATASETS
@@ -133,5 +133,5 @@ def _single_out(config: DataConfig, known: int, as_json: bool) -> None:
         print_json({"data": config.name, "known": known, "people": len(facts), "singled_out": vars(share)})
         return
     print_line(
-        f"{config.name}: {known} facts that hold of a person single out {share_words(share)} of {len(facts):,} people."
+        f"{config.name}: {known} facts that hold of a person single out {share.in_percent} of {len(facts):,} people."
     )

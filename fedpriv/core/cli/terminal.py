@@ -19,7 +19,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import NOTHING_PROVEN
 
 if TYPE_CHECKING:  # every command loads this module, and records take a third of a second
-    from fedpriv.core.records import Interval, Summary
+    from fedpriv.core.records import Summary
 
 # What is printed quotes what was given: ":b:" in it is no picture.
 out = Console(highlight=False, emoji=False)
@@ -132,12 +132,6 @@ def print_line(text: str) -> None:
 def print_warning(text: str) -> None:
     """Print a warning on standard error, in one line."""
     err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
-
-
-def share_words(interval: "Interval") -> str:
-    """Return a share and its interval, where there is one, as percentages."""
-    ends = interval.ends
-    return f"{interval.value:.1%}" + ("" if ends is None else f" ({ends[0]:.1%} to {ends[1]:.1%})")
 
 
 def print_sentences(sentences: Sequence[str]) -> None:

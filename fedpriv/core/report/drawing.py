@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -79,6 +79,15 @@ def dress(axes: Axes, theme: Theme) -> None:
     axes.tick_params(colors=theme.muted, length=3)
     for spine in axes.spines.values():
         spine.set_color(theme.grid)
+
+
+def panel(theme: Theme, size: tuple[float, float], grid: Literal["both", "y"] = "both") -> tuple[Figure, Axes]:
+    """Return a drawing of this size in inches, and its one pair of axes, in the theme's colours."""
+    drawing = Figure(figsize=size, layout="constrained")
+    axes = drawing.subplots()
+    dress(axes, theme)
+    axes.grid(axis=grid, color=theme.grid, linewidth=0.8)
+    return drawing, axes
 
 
 def plot(build: Callable[[Theme], Figure], alt: str, colours: Mapping[str, str] = _NO_COLOURS) -> Plot:

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 from fedpriv.core.figure import CurvePoint
 from fedpriv.core.numbers import count, figure, percent
 from fedpriv.core.records import Partition, RoundRecord
-from fedpriv.core.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, plot
+from fedpriv.core.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, panel, plot
 
 _LONGEST = 16
 _DRAWN = 1000  # clients that a drawing has columns for
@@ -89,10 +89,7 @@ def questions_plot(
     """Draw shares against numbers of questions, on a logarithmic scale."""
 
     def build(theme: Theme) -> Figure:
-        drawing = Figure(figsize=(7.2, 4.6), layout="constrained")
-        axes = drawing.subplots()
-        dress(axes, theme)
-        axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+        drawing, axes = panel(theme, (7.2, 4.6), "y")
         if across is not None:
             level(axes, *across, theme)
         for number, (name, points) in enumerate(curves):
@@ -199,10 +196,7 @@ def _curve(
     text: Callable[[float], str],
 ) -> tuple[Figure, Axes]:
     """A line with its last value written at its end and crosses at rounds in which clients failed."""
-    drawing = Figure(figsize=(5.0, 3.0), layout="constrained")
-    axes = drawing.subplots()
-    dress(axes, theme)
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+    drawing, axes = panel(theme, (5.0, 3.0), "y")
     numbers, values = zip(*points, strict=True)
     marker = "o" if len(points) <= 30 else ""
     axes.plot(numbers, values, color=theme.line, linewidth=2, marker=marker, markersize=3.5, clip_on=False)

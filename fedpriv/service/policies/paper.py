@@ -1,6 +1,7 @@
 """Algorithm 1 of Lu et al. 2022 as published. It proves nothing: all scores but one leave without noise."""
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
     from fedpriv.accounting.convexified import ClaimedSensitivity
     from fedpriv.core.records import Guarantee, Ledger
-
-_NOTHING = "with C classes all but one score leave without noise"
 
 
 @POLICIES.register
@@ -57,20 +56,13 @@ class AsPublished(AnswerPolicy):
 
     @override
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
-        from fedpriv.core.records import Guarantee
-
-        return Guarantee(
-            adjacency=facts.adjacency,
-            sampling="full",
-            participations=answers,
+        nothing = super().guarantee(facts, answers, delta, ledger)
+        return replace(
+            nothing,
             nominal_epsilon=self.epsilon_each,
-            pure_epsilon=None,
-            epsilon=None,
-            delta=delta,
             theorem={
+                **dict.fromkeys(nothing.theorem, "with C classes all but one score leave without noise"),
                 "nominal_epsilon": "claimed by the paper for one answer (Theorem 6), and refuted",
-                "pure_epsilon": _NOTHING,
-                "epsilon": _NOTHING,
             },
             notes=(
                 "the claimed sensitivities are a formula of public sizes, and no bounds",

@@ -57,28 +57,23 @@ def print_account(answer: Answer) -> None:
         (options.target_tpr, "no test of membership has a larger true positive rate than"),
     ):
         means = means if target is None else f"{means}; the {extreme} with which {text} {number(target)}"
-    figures = columns("left", "right", "left")
-    figures.add_row(answer.parameter.name, bold(answer.release.noise), means)
-    figures.add_row("epsilon", bold(proven.epsilon), f"proven for the whole run at delta = {proven.delta:g}")
-    figures.add_row("pure epsilon", number(proven.pure_epsilon), "proven for the whole run at delta = 0")
-    figures.add_row("nominal epsilon", number(proven.nominal_epsilon), "as papers print it, not proven for the run")
-    for ceiling in answer.ceilings:
-        meaning = (
-            "no attack succeeds more often than this if a guess without any upload succeeds with probability "
-            f"{number(ceiling.k0)}"
-        )
-        figures.add_row("ceiling", bold(ceiling.gamma), meaning)
+    rows = [
+        (answer.parameter.name, answer.release.noise, means),
+        ("epsilon", proven.epsilon, f"proven for the whole run at delta = {proven.delta:g}"),
+        ("pure epsilon", proven.pure_epsilon, "proven for the whole run at delta = 0"),
+        ("nominal epsilon", proven.nominal_epsilon, "as papers print it, not proven for the run"),
+    ]
+    often = "no attack succeeds more often than this if a guess without any upload succeeds with probability"
+    rows += [("ceiling", ceiling.gamma, f"{often} {number(ceiling.k0)}") for ceiling in answer.ceilings]
     if answer.membership_bound is not None:
         meaning = "no test of membership has a larger true minus false positive rate"
-        figures.add_row("advantage", bold(answer.membership_bound.advantage), meaning)
-        for fpr, tpr in answer.membership_bound.rates:
-            meaning = f"no test of membership has a larger true positive rate at a false one of {number(fpr)}"
-            figures.add_row("TPR", bold(tpr), meaning)
+        rows.append(("advantage", answer.membership_bound.advantage, meaning))
+        larger = "no test of membership has a larger true positive rate at a false one of"
+        rows += [("TPR", tpr, f"{larger} {number(fpr)}") for fpr, tpr in answer.membership_bound.rates]
     if answer.person is not None:
         meaning = f"proven about one person with {answer.person.held}, at delta = {answer.person.delta:g}"
-        figures.add_row("of a person", bold(answer.person.epsilon), meaning)
-        figures.add_row("pure, of a person", number(answer.person.pure_epsilon), "the same at delta = 0")
-    out.print(figures)
+        rows.append(("of a person", answer.person.epsilon, meaning))
+        rows.append(("pure, of a person", answer.person.pure_epsilon, "the same at delta = 0"))
     setting = {
         "mechanism": _mechanism(answer),
         "adjacency": proven.adjacency,
@@ -93,7 +88,7 @@ def print_account(answer: Answer) -> None:
     if answer.person is not None:
         setting["a person"] = answer.person.adjacency
         theorems.append(f"a person: {answer.person.theorem}")
-    print_grounds(setting, theorems, proven.notes)
+    print_figures(rows, setting, theorems, proven.notes)
 
 
 def _mechanism(answer: Answer) -> str:
@@ -232,14 +227,17 @@ def _opinion_words(opinion: Opinion) -> str:
 
 
 def print_figures(
-    figures: Sequence[tuple[str, float | None, str]], setting: Mapping[str, str], theorem: str, notes: Sequence[str]
+    figures: Sequence[tuple[str, float | None, str]],
+    setting: Mapping[str, str],
+    theorems: Sequence[str],
+    notes: Sequence[str],
 ) -> None:
     """Print figures, each with its name and its meaning, then what they rest on."""
     table = columns("left", "right", "left")
     for name, value, meaning in figures:
         table.add_row(name, bold(value), meaning)
     out.print(table)
-    print_grounds(setting, [theorem], notes)
+    print_grounds(setting, theorems, notes)
 
 
 def print_grounds(setting: Mapping[str, str], theorems: Sequence[str], notes: Sequence[str]) -> None:
