@@ -51,9 +51,11 @@ class MemorisationAudit(Audit["Memorisation"]):
 
     @override
     def facts(self, found: "Memorisation") -> list[tuple[str, str]]:
+        from fedpriv.attacks.memorisation.report import ranking
+
         of_texts = super().facts(found)
-        exposure = f"log2 of the number of secrets over the rank, at most {found.bits:.1f}; {found.theorem}"
-        return [("Exposure", exposure), *of_texts] if found.groups else [*of_texts]
+        exposure = f"log2 of the number of secrets over the rank, at most {found.bits:.1f}. {ranking(found)}"
+        return [("Exposure", exposure), ("Proven of the exposure", found.theorem), *of_texts] if found.groups else [*of_texts]
 
 
 def _exposures(found: "Memorisation") -> Table:

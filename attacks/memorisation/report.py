@@ -40,9 +40,17 @@ class MemorisationFinding(RecordFinding[Memorisation]):
             "facts_of": self.facts(found),
             "rows": [_row(group, found.guess) for group in found.groups],
             "secrets": count(round(2**found.bits)),
+            "ranking": ranking(found),
             "exposures": _plot(found) if found.groups else None,
         }
         return Section("memorisation", "Memorisation", values)
+
+
+def ranking(found: Memorisation) -> str:
+    """Return how the ranks of secrets were found."""
+    if found.fit is None:
+        return "Every secret was ranked."
+    return f"Ranks are extrapolated by a skew-normal distribution (Kolmogorov and Smirnov: p = {figure(found.fit)})."
 
 
 _NOTHING = "nothing"

@@ -140,6 +140,11 @@ class EpsilonBound:
         return Figure("ε", measured, 0.0, ceiling=claimed, theorem=self.method, unit="number")
 
 
+def in_words(figures: Iterable[Figure]) -> list[tuple[str, str]]:
+    """Return what was measured, and each between a guess and what is proven."""
+    return [(f"{figure.what[0].upper()}{figure.what[1:]}", figure.words) for figure in figures]
+
+
 def refuse_exceeded(figures: Iterable[Figure]) -> None:
     """Raise where what was measured refutes what is claimed to be proven; everything is written before that is said."""
     refuted = [figure for figure in figures if figure.exceeded]

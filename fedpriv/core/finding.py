@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.figure import Figure, Interval
+from fedpriv.core.figure import Figure, Interval, in_words
 from fedpriv.core.records import FileRecord, GrowingRecord, Guarantee, Ledger, Partition, RoundRecord, Summary
 from fedpriv.core.registry import FINDINGS
 
@@ -203,7 +203,7 @@ class Finding(ABC, Generic[R]):
 
     def facts(self, found: R) -> Sequence[tuple[str, str]]:
         """Return what its section and the command that finds it list, as terms with their text."""
-        return [(f"{each.what[0].upper()}{each.what[1:]}", each.words) for each in self.figures(found)]
+        return in_words(self.figures(found))
 
     def tiles(self, found: R | None, view: RunView) -> tuple[Tile, ...]:
         """Return its key figures; ``None``: the run has nothing of it yet."""

@@ -97,7 +97,11 @@ def certify(
         return
     shown_norm = norm or found.noise.norm
     out.print(_table(found, shown_norm))
-    print_facts(robustness_facts(found))
+    curve = found.curve(shown_norm)
+    certified = [
+        (f"Certified at {size:g}", share.in_percent) for size, share in zip(curve.sizes, curve.shares, strict=True)
+    ]
+    print_facts([*certified, *robustness_facts(found)])
     print_sentences(robustness_notes(found, None))
     print_line(f"Certificates: {folder / 'robustness' / 'certificates.jsonl'}")
     print_line(f"Report: {folder / 'report.html'}")
@@ -214,6 +218,7 @@ class EvasionProbing(Probing["Evasion"]):
 
 
 def _print_evasion(run: "RunFolder", evasion: "Evasion") -> None:
+    from fedpriv.core.figure import in_words
     from fedpriv.robustness.records import Robustness
     from fedpriv.robustness.report import beyond_reach, truth
 
@@ -222,6 +227,7 @@ def _print_evasion(run: "RunFolder", evasion: "Evasion") -> None:
         f"Attacked: the {evasion.attacked} of {evasion.victims} test examples that are right without an attack; "
         f"votes for each: {evasion.votes}."
     )
+    print_facts(in_words(evasion.figures))
     robustness = run.read(Robustness)
     print_sentences([truth(evasion), *([] if robustness is None else beyond_reach(robustness, evasion))])
     print_line(f"Attempts: {run.path / 'robustness' / 'attacks.jsonl'}")

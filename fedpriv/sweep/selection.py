@@ -16,7 +16,7 @@ from fedpriv.sweep.record import TrialRecord
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenTrial:
     """The most accurate of several trials, with what is proven of it for having been chosen."""
 
     trial: int
@@ -47,7 +47,7 @@ _CONDITIONS = (
 )
 
 
-def chosen_trial(records: Sequence[TrialRecord]) -> Chosen:
+def chosen_trial(records: Sequence[TrialRecord]) -> ChosenTrial:
     """Return the most accurate of the trials, with the price of choosing it."""
     done = [record for record in records if not record.failed and record.accuracy is not None]
     if not done:
@@ -68,7 +68,7 @@ def chosen_trial(records: Sequence[TrialRecord]) -> Chosen:
         )
     best = max(done, key=lambda record: record.accuracy or 0.0)
     delta = float(releases[0].delta)
-    return Chosen(best.trial, best.epsilon or 0.0, delta, best.adjacency or "", selections(known, delta))
+    return ChosenTrial(best.trial, best.epsilon or 0.0, delta, best.adjacency or "", selections(known, delta))
 
 
 def _proof(release: Release) -> Proof:

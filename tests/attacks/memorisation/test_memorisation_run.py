@@ -94,7 +94,8 @@ def audited(folder: Path, *arguments: str) -> Result:
 def test_a_model_that_repeats_a_secret_is_caught_and_the_report_says_so(remembering: Path) -> None:
     said, folder = audited(remembering), RunFolder.open(remembering)
     assert said.exit_code == 0, said.output
-    assert "Exposure: log2 of the number of secrets over the rank, at most 13.3; " in said.output
+    exposure = "Exposure: log2 of the number of secrets over the rank, at most 13.3. Every secret was ranked."
+    assert exposure in said.output
     assert "Proven: nothing: texts are not drawn at random" in said.output
     table = [line for line in said.output.splitlines() if line.lstrip().startswith(("copies", "0 ", "1 ", "12 "))]
     assert len(table) == 4
