@@ -54,8 +54,10 @@ class MemorisationAudit(Audit["Memorisation"]):
         from fedpriv.attacks.memorisation.report import ranking
 
         of_texts = super().facts(found)
+        if not found.groups:
+            return [*of_texts]
         exposure = f"log2 of the number of secrets over the rank, at most {found.bits:.1f}. {ranking(found)}"
-        return [("Exposure", exposure), ("Proven of the exposure", found.theorem), *of_texts] if found.groups else [*of_texts]
+        return [("Exposure", exposure), ("Proven of the exposure", found.theorem), *of_texts]
 
 
 def _exposures(found: "Memorisation") -> Table:
