@@ -1,16 +1,17 @@
 """A language model behind an HTTP endpoint in OpenAI's form: on the loopback unless allowed, and never by a proxy."""
 
+import asyncio
 import json
 import math
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import ip_address
-from threading import Event, Timer
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 from typing_extensions import override
 
@@ -38,6 +39,7 @@ class Http(LanguageModel):
                 hint="use an address such as http://127.0.0.1:8080/v1, or set model.remote = true",
             )
         self._config, self._url = config, f"{config.url.rstrip('/')}/completions"
+        self._trust = ssl.create_default_context() if config.url.startswith("https") else False
         self.title = f"{config.served or 'the model'} at {config.url}"
 
     @override
@@ -69,49 +71,31 @@ class Http(LanguageModel):
         return top
 
     def _ask(self, body: bytes) -> bytes:
+        """What the endpoint answers, all of it in time: the timeouts of a client are for each read."""
+        answer = partial(asyncio.run, asyncio.wait_for(self._answer(body), self._config.timeout))
+        try:
+            with ThreadPoolExecutor(1) as thread:  # a notebook has a loop of its own in this one
+                return thread.submit(answer).result()
+        except TimeoutError:
+            late = f"not within {self._config.timeout:g} s (model.timeout)"
+            raise InputError(f"{self._url} does not answer: {late}") from None
+        except (httpx.HTTPError, OSError) as error:
+            raise InputError(f"{self._url} does not answer: {one_line(error)}") from None
+
+    async def _answer(self, body: bytes) -> bytes:
         """What the endpoint answers: no proxy is used, and no redirection leads off the loopback."""
-        address, late = urlsplit(self._url), Event()
-        kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
-        connection = kind(address.hostname or "", address.port, timeout=self._config.timeout)
-        with closing(connection), _ended(connection, self._config.timeout, late):
-            try:
-                connection.connect()
-                if late.is_set():  # while there was no connection to end
-                    raise TimeoutError
-                connection.request("POST", address.path, body, {"Content-Type": "application/json"})
-                reply = connection.getresponse()
-                answer = reply.read(_LARGEST)
-            except (OSError, HTTPException, UnicodeError) as error:
-                if late.is_set() or isinstance(error, TimeoutError):
-                    raise self._too_late() from None
-                raise InputError(f"{self._url} does not answer: {one_line(error)}") from None
-            if late.is_set():
-                raise self._too_late()
-        if reply.status != 200:
-            raise InputError(f"{self._url} refuses the question: HTTP {reply.status} {reply.reason}")
+        answer, headers = b"", {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        async with (
+            httpx.AsyncClient(verify=self._trust, trust_env=False, timeout=None) as client,
+            client.stream("POST", self._url, content=body, headers=headers) as reply,
+        ):
+            if reply.status_code != 200:
+                raise InputError(f"{self._url} refuses the question: HTTP {reply.status_code} {reply.reason_phrase}")
+            async for part in reply.aiter_raw():
+                answer = (answer + part)[:_LARGEST]
+                if len(answer) == _LARGEST:
+                    break
         return answer
-
-    def _too_late(self) -> InputError:
-        return InputError(f"{self._url} does not answer: not within {self._config.timeout:g} s (model.timeout)")
-
-
-@contextmanager
-def _ended(connection: HTTPConnection, seconds: float, late: Event) -> Iterator[None]:
-    """End a connection after so many seconds: a socket's own timeout is for each read, and a slow sender resets it."""
-
-    def end() -> None:
-        late.set()
-        if connection.sock is not None:
-            with suppress(OSError):  # it ended by itself
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-    timer = Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _host(url: str) -> str:
