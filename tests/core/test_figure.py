@@ -3,7 +3,7 @@
 import pytest
 
 from fedpriv.core.errors import RunFailedError
-from fedpriv.core.figure import Figure, Interval, refuse_exceeded
+from fedpriv.core.figure import Figure, Interval, in_words, refuse_exceeded
 
 
 def figure(low: float | None, ceiling: float | None, holds: bool | None = None, high: float | None = 0.9) -> Figure:
@@ -42,3 +42,12 @@ def test_a_number_is_printed_in_its_unit(unit: str, text: str) -> None:
     shown = Figure("told", Interval(0.25, None, None), unit=unit)
     assert shown.text(shown.measured.value) == text
     assert shown.text(shown.ceiling, "nothing proven") == "nothing proven"
+
+
+def test_one_wording_has_guess_measured_and_proven() -> None:
+    told = Figure("sender of an upload", Interval(0.75, 0.6, 0.8), 0.5, ceiling=0.9, theorem="a theorem")
+    nothing = Figure("bound", Interval(1.5, None, None), ceiling=None, theorem="no mechanism", unit="number")
+    assert in_words([told, nothing]) == [
+        ("Sender of an upload", "75.0% (60.0% to 80.0%); a guess 50.0%; proven: at most 90.0% (a theorem)"),
+        ("Bound", "1.5; nothing is proven (no mechanism)"),
+    ]
