@@ -304,19 +304,19 @@ class MatchProblem:
 
         return torch.cat([torch.func.vmap(along)(part) for part in places.split(AT_ONCE_ALONG)])
 
-    def sensitivities(self, variables: Tensor, logits: Tensor) -> Tensor:
-        """Estimate how much the update changes, squared, with each of the variables (N, B, C, H, W)."""
-        generator = torch.Generator().manual_seed(PROBE)
+    def linearised(self, row: int, variables: Tensor, logits: Tensor) -> "_Linearised":
+        """The update of one row near its variables (B, C, H, W)."""
+        matcher = self._matcher.select(torch.tensor([row]))
+        labels = self.labels.select(torch.tensor([row])).probabilities(logits[None])
         leaf = variables.detach().requires_grad_()
         with torch.enable_grad():
-            updates = self._matcher.updates(self.images(leaf), self.labels.probabilities(logits))
-            sent = torch.cat([value.flatten() for update in updates for value in update.values()])
-        squares = torch.zeros_like(variables)
-        for _ in range(PROBES):
-            # The gradient of a random combination: its mean square is the diagonal of J^T J (Hutchinson 1990).
-            along = torch.randn(len(sent), generator=generator, dtype=torch.float64).to(sent)
-            squares += torch.autograd.grad(sent, leaf, along, retain_graph=True)[0].square() / PROBES
-        return squares
+            (update,) = matcher.updates(self.images(leaf[None]), labels)
+            sent = torch.cat([value.flatten() for value in update.values()])
+            dual = torch.zeros_like(sent).requires_grad_()
+            (pulled,) = torch.autograd.grad(sent, leaf, dual, create_graph=True)
+        gradient = self._victims[row].gradient
+        heard = torch.cat([gradient[name].flatten() for name in update]).to(sent)
+        return _Linearised(leaf, sent, dual, pulled, heard - sent.detach())
 
     def images(self, variables: Tensor) -> Tensor:
         """Map variables to normalised images, both (N, B, C, H, W)."""
@@ -408,87 +408,172 @@ def _lbfgs(
 
 
 # Of several passes an update says much about few coordinates of the images and little about most, and L-BFGS goes along
-# the few. Images of one label in one batch differ only along the others. So after the first part of the steps L-BFGS
-# runs in variables in which the curvature (of Gauss and Newton) is about the same in all directions: exactly along the
-# coarsest coordinates, coordinate by coordinate along the fine ones. What the update leaves open has to be kept small
-# then, by a weight that falls.
+# the few. Images of one label in one batch differ only along the others, so the rest of the steps are Gauss and
+# Newton's, solved by conjugate gradients: the curvature of the coarsest coordinates is known as a whole, of the others
+# one by one. There are more pixels than parameters. What the update leaves open is kept piecewise smooth (total
+# variation, by weighted squares), for two photographs that are mixed have the edges of both.
 DIRECTIONS = 1024  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
 AT_ONCE_ALONG = 16  # of them, together
 ROUNDING = 1e-5  # share of each direction's curvature that is added to it: sums are made in float32
 PROBES = 20  # random combinations of the update from which the curvature along the others is estimated
 PROBE = 20261129  # their seed
-WEIGHTS = (1e-5, 1e-6, 1e-7, 1e-8)  # of the variables' mean square, next to the mismatch as a share of the update's
+WEIGHTS = tuple(10.0**-power for power in range(5, 13))  # of the variation, where the mismatch is a share
+FIRST = 5  # the share of the steps that L-BFGS takes, one in so many
+STEPS = 10  # that one of Gauss and Newton counts as
+PRODUCTS = 60  # of conjugate gradients in it
+FLAT = 0.1  # of the mean length of differences: below it they are no edges
+LEVEL = 0.01  # weight of the variables' squares, next to the variation, which does not feel their level
+HALVINGS = 8  # of a step that leads up
 
 
 def _by_curvature(
     problem: MatchProblem, points: "_RowPoints", start: Tensor, sizes: Tensor, iterations: int, report: Report
 ) -> Minimum:
-    """Minimise the mismatch from ``start`` (N, D), in the first part of the steps on variables as they are."""
-    each = iterations // (len(WEIGHTS) + 1)
-    first = iterations - each * len(WEIGHTS)
-    minimum = minimise(points, start, first, report, SOLVED * sizes)
-    point, made = minimum.points, minimum.iterations
-    for number, weight in enumerate(WEIGHTS if each else ()):
-        whitened = _Whitened.at(problem, points, point, sizes, weight)
-        part = minimise(whitened, whitened.of(point), each, _later(report, first + number * each))
-        point, made = whitened.points_of(part.points), made + part.iterations
+    """Minimise the mismatch from ``start`` (N, D): L-BFGS first, then Gauss and Newton's steps."""
+    rounds = (iterations - -(-iterations // FIRST)) // STEPS
+    minimum = minimise(points, start, iterations - rounds * STEPS, report, SOLVED * sizes)
+    made = minimum.iterations
+    variables, logits = points.split(minimum.points)
+    variables = variables.clone()
+    places = problem.coarsest(variables.shape[1:])
+    known: dict[int, Tensor] = {}
+    for turn in range(rounds):
+        weight = WEIGHTS[turn * len(WEIGHTS) // rounds]
+        for row in range(len(variables)):
+            if row not in known:
+                along = problem.jacobian(row, variables[row], logits[row], places)
+                known[row] = wide(along @ along.mT) / sizes[row]
+            near = problem.linearised(row, variables[row], logits[row])
+            variation = _Variation.at(problem, variables[row], weight)
+            change = _solved(near, variation, float(sizes[row]), places, known[row])
+            variables[row] = _downhill(problem, row, variables[row], change, logits[row], variation, float(sizes[row]))
+        made = made + STEPS
+        point = torch.cat([variables.flatten(1), logits.flatten(1)], dim=1)
+        values, _ = points(point, torch.arange(len(point), device=point.device))
+        if not report(int(made.max()), values):
+            break
+    point = torch.cat([variables.flatten(1), logits.flatten(1)], dim=1)
     values, _ = points(point, torch.arange(len(point), device=point.device))
     return Minimum(point, values, made)
 
 
-def _later(report: Report, before: int) -> Report:
-    return lambda done, losses: report(before + done, losses)
+@dataclass(frozen=True, eq=False)
+class _Linearised:
+    """The update (P,) as a linear function of changes of variables (B, C, H, W)."""
+
+    leaf: Tensor
+    sent: Tensor
+    dual: Tensor  # (P,)
+    pulled: Tensor  # J^T dual, whose derivative along the dual is J
+    rest: Tensor  # what was heard less what would be sent
+
+    def push(self, change: Tensor) -> Tensor:
+        """J change, (P,)."""
+        return torch.autograd.grad(self.pulled, self.dual, change, retain_graph=True)[0]
+
+    def pull(self, along: Tensor) -> Tensor:
+        """J^T along, like the variables."""
+        return torch.autograd.grad(self.sent, self.leaf, along, retain_graph=True)[0]
+
+    def squares(self) -> Tensor:
+        """Estimate how much the update changes, squared, with each of the variables."""
+        generator = torch.Generator().manual_seed(PROBE)
+        total = torch.zeros_like(self.leaf)
+        for _ in range(PROBES):
+            # The gradient of a random combination: its mean square is the diagonal of J^T J (Hutchinson 1990).
+            along = torch.randn(len(self.sent), generator=generator, dtype=torch.float64).to(self.sent)
+            total += self.pull(along).square() / PROBES
+        return total
 
 
 @dataclass(frozen=True, eq=False)
-class _Whitened:
-    """The mismatch as a share of the update's squared length, with a penalty, in variables of equal curvature."""
+class _Variation:
+    """Weighted squares of differences of neighbours, which have the value and slope of their lengths' sum."""
 
-    points: "_RowPoints"
-    places: Tensor  # (m,), the coordinates whose curvature is known as a whole
-    factors: Tensor  # (N, m, m), its lower Cholesky factors
-    scales: Tensor  # (N, D), of the others, and 1 for these
-    penalty: Tensor  # (D,), of the squares
-    sizes: Tensor  # (N,)
+    problem: MatchProblem
+    weights: Tensor  # (B, 1, H, W), the same for all channels and directions of a place
+    unmixed: Tensor  # (C, C), after which photographs' channels are independent
+    weight: float  # of one variable
 
     @staticmethod
-    def at(problem: MatchProblem, points: "_RowPoints", point: Tensor, sizes: Tensor, weight: float) -> "_Whitened":
-        """Measure the curvature at points (N, D)."""
-        variables, logits = points.split(point)
-        pixels = variables[0].numel()
-        penalty = F.pad(point.new_full((pixels,), weight / pixels), (0, point.shape[1] - pixels))
-        places = problem.coarsest(variables.shape[1:])
-        factors = []
-        for row in range(len(point)):
-            along = problem.jacobian(row, variables[row], logits[row], places)
-            curvature = wide(along @ along.mT) / sizes[row]
-            curvature.diagonal().mul_(1 + ROUNDING).add_(penalty[0])
-            factor, failed = torch.linalg.cholesky_ex(curvature)
-            factors.append(curvature.diagonal().sqrt().diag() if failed else factor)
-        squares = problem.sensitivities(variables, logits).flatten(1) / sizes[:, None] + penalty[0]
-        scales = F.pad(squares.rsqrt(), (0, point.shape[1] - pixels), value=1.0)
-        scales[:, places] = 1.0
-        return _Whitened(points, places, torch.stack(factors), scales, penalty, sizes)
+    def at(problem: MatchProblem, variables: Tensor, weight: float) -> "_Variation":
+        """Weigh differences down by their length at these variables (B, C, H, W)."""
+        unmixed = torch.linalg.inv(coordinates_of(variables.shape[1:]).channels).to(variables)  # type: ignore[arg-type]
+        plain = _Variation(problem, variables.new_ones(1), unmixed, weight)
+        squares = plain.differences(variables).square().sum(dim=(0, 2)).unsqueeze(1)
+        lengths = squares.sqrt()
+        weights = 1 / (lengths + FLAT * lengths.mean() + torch.finfo(lengths.dtype).tiny)
+        total = (weights * squares).sum().clamp(min=torch.finfo(lengths.dtype).tiny)
+        return replace(plain, weights=weights * variables.numel() / 2 / total)
 
-    def of(self, points: Tensor) -> Tensor:
-        """The variables (N, D) of points (N, D)."""
-        known = (self.factors.mT @ points[:, self.places, None])[:, :, 0]
-        return (points / self.scales).index_copy(1, self.places, known)
+    def differences(self, variables: Tensor) -> Tensor:
+        """Across and down, (2, B, C, H, W)."""
+        images = torch.einsum("dc,bchw->bdhw", self.unmixed, self.problem.images(variables[None])[0])
+        return torch.stack([F.pad(images.diff(dim=3), (0, 1)), F.pad(images.diff(dim=2), (0, 0, 0, 1))])
 
-    def points_of(self, variables: Tensor, index: Tensor | None = None) -> Tensor:
-        """The points (n, D) of variables (n, D) of all rows, or those of these numbers (n,)."""
-        factors, scales = (self.factors, self.scales) if index is None else (self.factors[index], self.scales[index])
-        known = torch.linalg.solve_triangular(factors.mT, variables[:, self.places, None], upper=True)[:, :, 0]
-        return (scales * variables).index_copy(1, self.places, known)
+    def energy(self, variables: Tensor) -> Tensor:
+        """A quadratic form, ()."""
+        squares = (self.weights * self.differences(variables).square()).sum() + LEVEL * variables.square().sum()
+        return self.weight / variables.numel() * squares
 
-    def __call__(self, variables: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        point = self.points_of(variables, index)
-        values, gradients = self.points(point, index)
-        sizes = self.sizes[index].to(values)
-        values = values / sizes + (self.penalty * point.square()).sum(dim=1)
-        gradients = gradients / sizes[:, None] + 2 * self.penalty * point
-        known = torch.linalg.solve_triangular(self.factors[index], gradients[:, self.places, None], upper=False)
-        return values, (self.scales[index] * gradients).index_copy(1, self.places, known[:, :, 0])
+    def slope(self, variables: Tensor) -> Tensor:
+        """Half its gradient; linear in the variables (B, C, H, W)."""
+        leaf = variables.detach().requires_grad_()
+        return torch.autograd.grad(self.energy(leaf), leaf)[0] / 2
+
+
+def _solved(near: _Linearised, variation: _Variation, size: float, places: Tensor, known: Tensor) -> Tensor:
+    """Return the change of the variables (B, C, H, W) that is best to first order, by conjugate gradients."""
+    floor = variation.weight / near.leaf.numel()
+    curvature = known.clone()
+    curvature.diagonal().mul_(1 + ROUNDING).add_(floor)
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    factor = curvature.diagonal().sqrt().diag() if failed else factor
+    scales = near.squares().flatten() / size + floor
+
+    def eased(rest: Tensor) -> Tensor:
+        flat = rest.flatten()
+        exact = torch.cholesky_solve(flat[places, None], factor)[:, 0]
+        return (flat / scales).index_copy(0, places, exact).view_as(rest)
+
+    rest = near.pull(near.rest) / size - variation.slope(near.leaf)
+    change, direction = torch.zeros_like(rest), eased(rest)
+    length = (rest * direction).sum()
+    for _ in range(PRODUCTS):
+        if not float(length) > 0:
+            break
+        product = near.pull(near.push(direction)) / size + variation.slope(direction)
+        step = length / (direction * product).sum()
+        change, rest = change + step * direction, rest - step * product
+        easier = eased(rest)
+        before, length = length, (rest * easier).sum()
+        direction = easier + length / before * direction
+    return change
+
+
+def _downhill(
+    problem: MatchProblem,
+    row: int,
+    variables: Tensor,
+    change: Tensor,
+    logits: Tensor,
+    variation: _Variation,
+    size: float,
+) -> Tensor:
+    """Return the first of variables + change, half of it, and so on, that is better."""
+    here = problem.select(torch.tensor([row]))
+
+    def value(tried: Tensor) -> float:
+        with torch.no_grad():
+            mismatch = here.losses(tried[None], logits[None], here.weights(1, 1))[0]
+            return float(mismatch) / size + float(variation.energy(tried))
+
+    best = value(variables)
+    for halving in range(HALVINGS):
+        tried = variables + 0.5**halving * change
+        if value(tried) < best:
+            return tried
+    return variables
 
 
 class _RowPoints:

@@ -17,7 +17,7 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import Passes, find_output_layer, infer_labels, with_passes
 from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
-from fedpriv.attacks.reconstruction.recipes import MatchProblem, Recipe, _Whitened
+from fedpriv.attacks.reconstruction.recipes import MatchProblem, Recipe, _Linearised, _solved, _Variation
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import LocalTraining, prepare_victims, unrolled_update
 from fedpriv.clients.training import local_upload
@@ -402,27 +402,28 @@ def test_curvature_of_several_passes_is_the_jacobians() -> None:
     along = problem.jacobian(0, images, logits[0], places)
     torch.testing.assert_close(along.double(), exact.flatten(1)[:, places].T, rtol=1e-4, atol=1e-6)
     assert problem.passes
-    estimated, squares = problem.sensitivities(images[None], logits)[0], exact.square().sum(dim=0)
+    near = problem.linearised(0, images, logits[0])
+    jacobian, change = exact.flatten(1), torch.randn(images.shape, generator=torch.Generator().manual_seed(1)).double()
+    torch.testing.assert_close(near.push(change), jacobian @ change.flatten())
+    torch.testing.assert_close(near.pull(near.sent).flatten(), jacobian.T @ near.sent)
+    estimated, squares = near.squares().flatten(), jacobian.square().sum(dim=0)
     ratios = (estimated / squares)[squares > 0]
     assert float(ratios.mean()) == pytest.approx(1, abs=0.05)
     assert float(ratios.std()) < 0.4
+    _solves(problem, replace(near, rest=near.sent.detach()), jacobian)
 
 
-def test_variables_of_equal_curvature_are_the_points_again() -> None:
-    """Their second derivative at a quadratic function's start is the identity, along the coordinates known exactly."""
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(6, 6, generator=generator, dtype=torch.float64)
-    curvature, places = root @ root.T + torch.eye(6), torch.tensor([0, 2, 3])
-
-    def points(point: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        return (point @ curvature * point).sum(dim=1) / 2, point @ curvature
-
-    known = curvature[places][:, places]
-    scales = torch.ones(1, 6).double().index_fill(1, torch.tensor([1, 4, 5]), 0.5)
-    sizes, penalty = torch.ones(1).double(), torch.zeros(6).double()
-    whitened = _Whitened(points, places, torch.linalg.cholesky(known)[None], scales, penalty, sizes)  # type: ignore[arg-type]
-    point, index = torch.randn(1, 6, generator=generator, dtype=torch.float64), torch.arange(1)
-    torch.testing.assert_close(whitened.points_of(whitened.of(point)), point)
-    basis = torch.eye(6).double()[places]
-    felt = torch.cat([whitened(row[None], index)[1] for row in basis])[:, places]
-    torch.testing.assert_close(felt, torch.eye(3).double())
+def _solves(problem: MatchProblem, near: _Linearised, jacobian: Tensor) -> None:
+    """Conjugate gradients against a dense solution of the normal equations, with the variation's own matrix."""
+    variation = _Variation.at(problem, near.leaf.detach(), 1.0)
+    shape, count = near.leaf.shape, near.leaf.numel()
+    prior = torch.stack([variation.slope(row.view(shape)).flatten() for row in torch.eye(count).double()])
+    torch.testing.assert_close(prior, prior.T)
+    flat = near.leaf.detach().flatten()
+    torch.testing.assert_close(flat @ prior @ flat, variation.energy(flat.view(shape)))
+    right = jacobian.T @ near.rest - prior @ flat
+    expected = torch.linalg.solve(jacobian.T @ jacobian + prior, right)
+    places = torch.tensor([0, 70, 199])
+    known = jacobian[:, places].T @ jacobian[:, places]
+    found = _solved(near, variation, 1.0, places, known).flatten()
+    assert float((found - expected).norm()) < 1e-3 * float(expected.norm())
