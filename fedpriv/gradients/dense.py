@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -90,6 +90,30 @@ class FactoredGradients(GradientOperator):
                     self._add(vector, scale, names, factor.combine(weights))
 
     @override
+    def dots_laid(self, numbers: Tensor, block: Block | None = None) -> Tensor:
+        places = self._places(block)
+
+        def dots(names: Block, factor: Factor) -> Tensor:
+            parts = [numbers[:, own] for own, _ in places[names]]
+            laid = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            return factor.dots(laid if len(names) > 1 else laid.view(len(laid), *self.shapes[names[0]]))
+
+        return self._sum(dots, block)
+
+    @override
+    def add_laid(self, numbers: Tensor, scale: float, weights: Tensor, block: Block | None = None) -> None:
+        places = self._places(block)
+        with full_precision(self.device):
+            for names, factor in self._groups(block):
+                if len(names) == 1:
+                    ((own, _),) = places[names]
+                    factor.add_to(numbers[own].view(self.shapes[names[0]]), scale, weights)
+                    continue
+                added = factor.combine(weights)
+                for own, share in places[names]:
+                    numbers[own].mul_(scale).add_(added[share])
+
+    @override
     def part(self, start: int, stop: int) -> "FactoredGradients":
         factors = {name: factor.part(start, stop) for name, factor in self.factors.items()}
         return FactoredGradients(
@@ -170,14 +194,26 @@ class FactoredGradients(GradientOperator):
                 self._joined[names] = [((name,), self.factors[name]) for name in names]
             else:
                 with full_precision(self.device):
-                    rows = [flattened(self.factors[name].rows(0, self.examples)) for name in few]
-                joint = Rows(torch.cat(rows, dim=1), self.chunk_bytes // 2)
+                    joint = Rows(torch.cat([self.factors[name].flat() for name in few], dim=1), self.chunk_bytes // 2)
                 others = set(names).difference(few)
                 self._joined[names] = [
                     (few, joint),
                     *(((name,), self.factors[name]) for name in names if name in others),
                 ]
         return self._joined[names]
+
+    def _places(self, block: Block | None) -> dict[Block, list[tuple[slice, slice]]]:
+        """Of each group: where its numbers are among the block's, laid end to end, and where among its own."""
+        group = {name: names for names, _ in self._groups(block) for name in names}
+        places: dict[Block, list[tuple[slice, slice]]] = {}
+        start = 0
+        for names, run in groupby(self.names(block), group.__getitem__):
+            stop = start + sum([self.shapes[name].numel() for name in run])
+            found = places.setdefault(names, [])
+            first = found[-1][1].stop if found else 0
+            found.append((slice(start, stop), slice(first, first + stop - start)))
+            start = stop
+        return places
 
     def _apart(self, sums: Sequence[tuple[Block, Tensor]], block: Block | None) -> Vector:
         """Take apart what lies end to end."""

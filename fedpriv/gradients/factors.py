@@ -27,7 +27,7 @@ from fedpriv.gradients.numerics import (
     within,
     without_extremes,
 )
-from fedpriv.gradients.operator import in_double, total
+from fedpriv.gradients.operator import flattened, in_double, total
 
 # Sums and products of rows of gradients, by which factors answer.
 
@@ -41,7 +41,10 @@ LARGE = 1 << 14
 SHORT = 16
 
 # Gradients of at most so many numbers are answered for together.
-FEW = 1 << 12
+FEW = 1 << 13
+
+# Multiplications that take no longer than the calls of torch that would save them.
+SMALL = 1 << 21
 
 # Rows of a symmetric product that are computed together.
 STRIP = 64
@@ -170,9 +173,9 @@ class Memory:
         self._free -= wanted
         return True
 
-    def rows(self, rows: Tensor, sizes: "Sizes") -> "Rows":
+    def rows(self, rows: Tensor, sizes: "Callable[[], Sizes]") -> "Rows":
         """Return gradients that are written out and sums, with these bounds where they are wanted."""
-        return Rows(rows, self.scratch, sizes if self.bounds else None)
+        return Rows(rows, self.scratch, sizes() if self.bounds else None)
 
 
 class Sizes:
@@ -323,6 +326,10 @@ class Factor(ABC):
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
         """Return gradients ``start`` to ``stop`` - 1 written out, (stop - start, *shape); not to be changed."""
+
+    def flat(self) -> Tensor:
+        """Return all gradients written out, (B, numbers), the parameter's numbers in their usual order."""
+        return flattened(self.rows(0, self.examples))
 
     @abstractmethod
     def part(self, start: int, stop: int) -> "Factor":
@@ -705,7 +712,7 @@ class Rows(Factor):
     """
 
     def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
-        super().__init__(len(rows), rows.shape[1:], scratch)
+        super().__init__(rows.shape[0], rows.shape[1:], scratch)
         self._order: Sequence[int] = range(rows.ndim - 1)
         self._is_usual = rows.is_contiguous()
         if not self._is_usual:
@@ -777,6 +784,10 @@ class Rows(Factor):
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the gradients themselves."""
         return self._shaped(self._rows if stop - start == self.examples else self._rows[start:stop])
+
+    def flat(self) -> Tensor:
+        """Return the gradients."""
+        return self._rows if self._is_usual else super().flat()
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return some of the gradients."""

@@ -162,13 +162,11 @@ def gradients_of(
         return Entangled(f"its backward pass fails ({first_line(error)})")
     graph.uses.clear()  # what they hold goes as the factors are made
     trained = graph.trained
-    factors: dict[str, Factor] = {name: Zero(value.detach(), examples) for name, value in trained.items()}
     first = next(iter(trained.values()))
     with full_precision(first.device):
-        made = _factors(given, trained, examples, memory)
-    routes = dict(route.ways) or _routes(model, made, route.apart)
-    factors |= made
-    names = {id(value): name for name, value in trained.items()}
+        factors = _factors(given, trained, examples, memory)
+    routes = dict(route.ways) or _routes(model, factors, route.apart)
+    names = {id(value): name for name, value in trained.items()} if graph.parts else {}
     for part in graph.parts:
         rows = dense_part(part, given.errors, route.columns[part.name], memory)
         if isinstance(rows, Entangled):
@@ -176,8 +174,9 @@ def gradients_of(
         own, way = rows
         factors |= {names[id(part.trained[local])]: factor for local, factor in own.items()}
         routes.setdefault(part.name, f"dense: {part.kind} ({route.apart[part.name]}){way}")
+    unused = {name: Zero(value.detach(), examples) for name, value in trained.items() if name not in factors}
     shapes = {name: value.shape for name, value in trained.items()}
-    return GhostGradients(factors, examples, shapes, first.dtype, first.device, routes, 2 * memory.scratch)
+    return GhostGradients(factors | unused, examples, shapes, first.dtype, first.device, routes, 2 * memory.scratch)
 
 
 def _uncompiled() -> ExitStack:
@@ -233,7 +232,8 @@ def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory:
     gathered = _Gathered(given, trained, memory)
     dtype = next(iter(trained.values())).dtype
     # What has several uses comes first: it gains most from being written out.
-    given.uses.sort(key=lambda pair: max(gathered.uses_left(source) for source in pair[0].sources.values()))
+    if gathered.several:
+        given.uses.sort(key=lambda pair: max(gathered.uses_left(source) for source in pair[0].sources.values()))
     while given.uses:  # what no factor needs is let go before the next layer's rows are written
         use, error = given.uses.pop()
         made = use.operation.contributions(error, examples, use.place, memory, dtype)
@@ -256,6 +256,11 @@ class _Gathered:
         self._waiting = 0  # bytes that are kept for these
         self._found: dict[int, list[Contribution]] = {}
         self._factors: dict[str, list[Factor]] = {}
+
+    @property
+    def several(self) -> bool:
+        """Whether anything is added more than once."""
+        return any(count > 1 for count in self._open.values())
 
     def uses_left(self, source: Source) -> int:
         """How often it is still to be added."""

@@ -8,6 +8,7 @@ without it. Only noise on blocks of coordinates that cut through a layer needs g
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 
 import torch
@@ -162,11 +163,23 @@ class GradientOperator(ABC):
         """Return about how many multiplications in float64 take as long as :meth:`grams` does for each pair."""
 
     def draw(self, noise: NoiseStream, block: Block | None = None) -> Vector:
-        """Return a standard normal vector, drawn at once for the block's names laid end to end.
+        """Return the vector of :meth:`numbers`."""
+        return self.vector(self.numbers(noise, block), block)
+
+    def numbers(self, noise: NoiseStream, block: Block | None = None) -> Tensor:
+        """Return a standard normal vector, drawn at once for the block's names laid end to end, (K,).
 
         The numbers depend on the stream's state, not on where the gradients are but for rounding.
         """
-        return self.vector(standard_normal(self.dimension(block), noise, self.dtype, self.device), block)
+        return standard_normal(self.dimension(block), noise, self.dtype, self.device)
+
+    def dots_laid(self, numbers: Tensor, block: Block | None = None) -> Tensor:
+        """Return what :meth:`dots` does, of vectors laid end to end, (G, K)."""
+        return self.dots(self.vector(numbers, block), block)
+
+    def add_laid(self, numbers: Tensor, scale: float, weights: Tensor, block: Block | None = None) -> None:
+        """Do what :meth:`add_combination` does, to a vector laid end to end on the gradients' device, (K,)."""
+        self.add_combination(self.vector(numbers, block), scale, weights, block)
 
     def vector(self, numbers: Tensor, block: Block | None = None) -> Vector:
         """Return numbers (..., K), the parameters of a block laid end to end, as tensors (..., *shape) of the same.
@@ -199,9 +212,9 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def full_precision(device: torch.device) -> torch.autocast:
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """Switch off autocast inside the block, so that products keep the precision of what is multiplied."""
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:

@@ -17,8 +17,10 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from fedpriv.gradients.factors import (
     CACHE_BYTES,
+    FEW,
     LARGE,
     SHORT,
+    SMALL,
     Dyads,
     EmbeddingRows,
     Factor,
@@ -68,8 +70,9 @@ class Operation(NamedTuple):
             first = x.ndim - self.own_axes
             if place:
                 x, error = x.movedim(place, 0), error.movedim(place, 0)
-            x = x.reshape(examples, -1, *x.shape[first:])
-            error = error.reshape(examples, -1, *error.shape[first:])
+            if first != 2 or x.shape[0] != examples:
+                x = x.reshape(examples, -1, *x.shape[first:])
+                error = error.reshape(examples, -1, *error.shape[first:])
         return self.rule(x, error, examples, memory)
 
 
@@ -100,7 +103,7 @@ def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) 
         (part,) = parts
         if isinstance(part, Products):
             return _multiplied(part, memory)
-        return _looked_up([part], shape, memory) if isinstance(part, Lookups) else part
+        return _table(part, shape, memory) if isinstance(part, Lookups) else part
     products = [part for part in parts if isinstance(part, Products)]
     lookups = [part for part in parts if isinstance(part, Lookups)]
     made = [part for part in parts if isinstance(part, Factor)]
@@ -114,7 +117,7 @@ def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) 
         return made[0]
     examples = made[0].examples
     bounds = total(part.magnitudes() for part in made)
-    return memory.rows(total(part.rows(0, examples) for part in made), Sizes.known(bounds))
+    return memory.rows(total(part.rows(0, examples) for part in made), partial(Sizes.known, bounds))
 
 
 def _together(parts: Sequence[Products]) -> Products:
@@ -125,18 +128,27 @@ def _together(parts: Sequence[Products]) -> Products:
 
 def _multiplied(given: Products, memory: Memory) -> Factor:
     x, error = given.x, given.error
-    if x.shape[1] == 1:
+    if x.shape[1] == 1 and not _is_small(len(x), error.shape[2] * x.shape[2]):
         side = Rows(error[:, 0], memory.scratch, side=True) if given.side is None else given.side
         return Dyads(x[:, 0], side, memory.scratch)
-    shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
-    if _write_out(x.shape, error, memory):
-        return memory.rows(torch.bmm(error.mT, x), sizes)
-    return Outer(x, error, shape, memory.scratch, sizes)
+    if x.shape[1] == 1 or _write_out(x.shape, error, memory):
+        return memory.rows(torch.bmm(error.mT, x), partial(Sizes, 1.0, error, x))
+    return Outer(x, error, torch.Size((error.shape[2], x.shape[2])), memory.scratch, Sizes(1.0, error, x))
 
 
 def _looked_up(parts: Sequence[Lookups], shape: torch.Size, memory: Memory) -> EmbeddingRows:
     indices, error = (torch.cat(values, dim=1) for values in zip(*((p.indices, p.error) for p in parts), strict=True))
     return EmbeddingRows.of(indices, error, shape, memory.scratch)
+
+
+def _table(given: Lookups, shape: torch.Size, memory: Memory) -> Factor:
+    """The gradients of a table that is looked up once, written out if it is small."""
+    indices, error = given
+    if not _is_small(len(error), shape.numel()):
+        return _looked_up([given], shape, memory)
+    sizes = Sizes(math.sqrt(error.shape[1]), error)
+    table = EmbeddingRows(indices.to(error.device, torch.int64), error, shape, memory.scratch, sizes)
+    return memory.rows(table.rows(0, len(error)), lambda: sizes)
 
 
 def _tied(table: EmbeddingRows, given: Products, memory: Memory) -> Factor:
@@ -145,9 +157,14 @@ def _tied(table: EmbeddingRows, given: Products, memory: Memory) -> Factor:
     shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
     if _write_out(x.shape, error, memory):
         rows = torch.bmm(error.mT, x).add_(table.rows(0, len(x)))
-        return memory.rows(rows, Sizes.known(table.magnitudes() + sizes()))
+        return memory.rows(rows, lambda: Sizes.known(table.magnitudes() + sizes()))
     multiplied = Outer(x, error, shape, memory.scratch, sizes)
     return Tied(table, multiplied, (*shape, x.shape[1], table.positions), len(x), memory.scratch)
+
+
+def _is_small(examples: int, numbers: int) -> bool:
+    """Tell whether gradients of so many numbers are written out whatever they are, to be handled with others."""
+    return numbers <= FEW and examples * examples * numbers <= SMALL
 
 
 def _write_out(inputs: Sequence[int], error: Tensor, memory: Memory, groups: int = 1) -> bool:
@@ -183,7 +200,7 @@ def _matmul(input: Tensor, other: Tensor) -> Operation | None:
 
 
 def _product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contributions:
-    if error.shape[1] == 1:
+    if error.shape[1] == 1 and not _is_small(examples, error.shape[2] * x.shape[2]):
         side = Rows(error[:, 0], memory.scratch, side=True)
         return {"weight": lambda: Products(x, error, side), "bias": lambda: side}
     return {"weight": lambda: Products(x, error), "bias": lambda: _added(error, memory)}
@@ -197,12 +214,12 @@ def _turned_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> 
 def _vector_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> Contributions:
     """Of a vector (n,) that is multiplied with inputs (B, T, n), whose errors are (B, T)."""
     rows = partial(torch.bmm, error[:, None], x)
-    return {"weight": lambda: memory.rows(rows()[:, 0], Sizes(1.0, error, x))}
+    return {"weight": lambda: memory.rows(rows()[:, 0], partial(Sizes, 1.0, error, x))}
 
 
 def _added(error: Tensor, memory: Memory) -> Rows:
     """Of what is added at all positions, from the error (B, T, ...)."""
-    return memory.rows(error.sum(dim=1), Sizes(math.sqrt(error.shape[1]), error))
+    return memory.rows(error.sum(dim=1), partial(Sizes, math.sqrt(error.shape[1]), error))
 
 
 def _embedding(
@@ -266,7 +283,7 @@ def _channels_norm(x: Tensor, error: Tensor, examples: int, memory: Memory, norm
     positions = math.sqrt(error.shape[1] * error.shape[3])
     return {
         "weight": lambda: _scaled(x, error, lambda some: normal(some.flatten(0, 1)).view_as(some), (1, 3), memory),
-        "bias": lambda: memory.rows(error.sum(dim=(1, 3)), Sizes(positions, error)),
+        "bias": lambda: memory.rows(error.sum(dim=(1, 3)), partial(Sizes, positions, error)),
     }
 
 
@@ -282,8 +299,8 @@ def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: Sequence[int], 
         if step < len(x) and memory.bounds:
             sizes[-1]()  # lets go of the products
     if len(parts) == 1:
-        return memory.rows(parts[0], sizes[0])
-    return memory.rows(torch.cat(parts), Sizes.known(torch.cat([size() for size in sizes])))
+        return memory.rows(parts[0], lambda: sizes[0])
+    return memory.rows(torch.cat(parts), lambda: Sizes.known(torch.cat([size() for size in sizes])))
 
 
 # ---- convolutions ---------------------------------------------------------------------------------------------------
@@ -414,7 +431,7 @@ def _patched(x: Tensor, error: Tensor, examples: int, memory: Memory, kernel: Ke
         error = error.reshape(examples, -1, *error.shape[1:]).transpose(1, 2).flatten(2)
     return {
         "weight": lambda: _kernels(x, error, memory, kernel),
-        "bias": lambda: memory.rows(error.sum(dim=2), Sizes(math.sqrt(error.shape[2]), error)),
+        "bias": lambda: memory.rows(error.sum(dim=2), partial(Sizes, math.sqrt(error.shape[2]), error)),
     }
 
 
@@ -422,8 +439,8 @@ def _kernels(x: Tensor, error: Tensor, memory: Memory, kernel: Kernel) -> Factor
     """The gradients of a convolution's weight, from x (B T, in, *size) and error (B, out, positions)."""
     examples, positions, wide = len(error), error.shape[2], kernel.shape[1:].numel()
     if _write_out((examples, positions, wide), error, memory, kernel.groups):
-        sizes = Sizes(math.sqrt(kernel.uses), error, x.reshape(examples, -1))
-        return memory.rows(_written(kernel, x, error), sizes)
+        given = x.reshape(examples, -1)
+        return memory.rows(_written(kernel, x, error), partial(Sizes, math.sqrt(kernel.uses), error, given))
     parts = []
     for group, group_error in enumerate(error.chunk(kernel.groups, dim=1)):
         columns: Inputs = Patches(kernel, x, torch.Size((examples, positions, wide)), group)

@@ -171,14 +171,14 @@ class StackedGradients(GradientOperator):
         return StackedGradients(self.flat.masked(keep.flatten()), self.models)
 
     @override
-    def draw(self, noise: NoiseStream, block: Block | None = None) -> Vector:
-        """Return a standard normal vector for each model, from the stream of its own among ``NoiseStreams``."""
+    def numbers(self, noise: NoiseStream, block: Block | None = None) -> Tensor:
+        """Return a standard normal vector for each model, (M, K), from a stream of its own among ``NoiseStreams``."""
         if not isinstance(noise, NoiseStreams) or len(noise.each) != self.models:
             raise ValueError(f"{self.models} models draw from as many streams")
         numbers = torch.empty(self.models, self.dimension(block), dtype=self.dtype, device=self.device)
         for row, stream in zip(numbers, noise.each, strict=True):
             fill_normal(row, stream)
-        return self.vector(numbers, block)
+        return numbers
 
     @override
     def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:

@@ -196,14 +196,15 @@ class GaussianMechanism(NormalNoise):
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.mechanisms.machinery.clipping import clip_factors
 
-        released = gradients.draw(noise)
+        numbers = gradients.numbers(noise)
         deviation = self.sigma * self.clip_norm / batch_size
         blocks = self.blocks_of(tuple(gradients.shapes))
         bound = self.clip_norm / math.sqrt(len(blocks))
-        for block in blocks:
+        shares = numbers.split([gradients.dimension(block) for block in blocks], dim=-1)
+        for block, share in zip(blocks, shares, strict=True):
             factors = clip_factors(gradients.norms(block), gradients.roundings(block), bound)
-            gradients.add_combination(released, deviation, factors / batch_size, block)
-        return released
+            gradients.add_laid(share, deviation, factors / batch_size, block)
+        return gradients.vector(numbers)
 
     @override
     def norm_bound(self, examples: int, batch_size: int, tensors: Sequence[int], tail: float) -> float:

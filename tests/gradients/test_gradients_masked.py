@@ -132,7 +132,7 @@ def test_a_number_that_is_multiplied_by_zero_counts(value: float, positions: int
         with patch.object(rules, "_write_out", lambda *_, answer=write_out: answer):
             made = per_example_gradients(nn.Linear(2, 4, bias), Inner(errors), x, torch.arange(3))
             brief = per_example_gradients(nn.Linear(2, 4, bias), Inner(errors), x, torch.arange(3), often=False)
-        if value != 1e38 or not write_out:  # written out, nothing is left of a number times 0
+        if value != 1e38 or not (write_out or positions == 1):  # written out, nothing is left of a number times 0
             assert torch.isfinite(brief.magnitudes()).tolist() == [False, False, True]
         assert torch.isfinite(made.magnitudes()).tolist() == [False, False, True]
         masked = made.masked(torch.isfinite(made.magnitudes()))

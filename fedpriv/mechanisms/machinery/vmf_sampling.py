@@ -239,6 +239,9 @@ TINY = 1e-6
 # tilts the basis by about 1e-6 over this.
 CLEARLY_INDEPENDENT = 1e-2
 
+# Of so many numbers all inner products take no longer in float64 than a try in float32 before them.
+AT_ONCE = 1 << 18
+
 # Smallest eigenvalue of inner products in float64 that counts. They are off by 1e-15 to 1e-14, which tilts the basis by
 # that over this; what is left out is below the root of this.
 CLOSE = 1e-9
@@ -266,13 +269,13 @@ class Directions:
         """Return the sum of the directions of all groups with coefficients (G, b)."""
         return self.gradients.combine(self._weights(coefficients), self.block)
 
-    def add_combination(self, vector: Vector, scale: float, coefficients: Tensor) -> None:
-        """Replace a vector by ``scale`` times itself plus the sum of all directions with coefficients (G, b)."""
-        self.gradients.add_combination(vector, scale, self._weights(coefficients), self.block)
+    def add_combination(self, numbers: Tensor, scale: float, coefficients: Tensor) -> None:
+        """Replace a vector (K,) by ``scale`` times itself plus the sum of all directions with coefficients (G, b)."""
+        self.gradients.add_laid(numbers, scale, self._weights(coefficients), self.block)
 
-    def dots(self, vectors: Vector) -> Tensor:
-        """Return the inner products of each group's directions with its vector, (G, b), of vectors (G, *shape)."""
-        return self.gradients.dots(vectors, self.block).cpu().double() * self.scales
+    def dots(self, numbers: Tensor) -> Tensor:
+        """Return the inner products of each group's directions with its vector, (G, b), of vectors (G, K)."""
+        return self.gradients.dots_laid(numbers, self.block).cpu().double() * self.scales
 
     def group(self, index: int) -> "Directions":
         """Return those of one group."""
@@ -395,9 +398,8 @@ def _draw_groups(
     outside = made_outside(directions, basis, numbers[small:].view(groups, dimension))
     stretch = parts.outside / outside.lengths
     numbers, factor = _combined(outside.numbers, stretch)
-    total = gradients.vector(numbers, block)
-    directions.add_combination(total, scale * factor, scale * (coefficients + stretch[:, None] * outside.correction))
-    return total
+    directions.add_combination(numbers, scale * factor, scale * (coefficients + stretch[:, None] * outside.correction))
+    return gradients.vector(numbers, block)
 
 
 def _combined(numbers: Tensor, weights: Tensor) -> tuple[Tensor, float]:
@@ -412,7 +414,8 @@ def directions_of(gradients: GradientOperator, groups: int, block: Block | None)
     is too small or too large to be squared, they are computed in float64; at once where most gradients are written out.
     """
     dimension, limits = gradients.dimension(block), torch.finfo(gradients.dtype)
-    if gradients.examples // groups <= dimension and gradients.pair_products(block, precise=False) < dimension:
+    tried = gradients.examples * dimension > AT_ONCE and gradients.examples // groups <= dimension
+    if tried and gradients.pair_products(block, precise=False) < dimension:
         grams = gradients.grams(groups, block, precise=False).cpu()
         squared = grams.diagonal(dim1=1, dim2=2)
         # Of a square each of the coordinates may lose the smallest normal number.
@@ -517,8 +520,7 @@ def _walk(lengths: Floats, cosines: Floats) -> Floats:
 
 def made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outside:
     """Take the parts of vectors, numbers (G, K), outside the spans; the numbers are overwritten."""
-    gradients, block = directions.gradients, directions.block
-    inner = times(basis.combination.mT, directions.dots(gradients.vector(numbers, block)))
+    inner = times(basis.combination.mT, directions.dots(numbers))
     whole = row_norms(numbers).cpu().double().square()
     rest = whole - inner.square().sum(dim=1)
     correction, lengths = -times(basis.combination, inner), rest.clamp(min=0).sqrt()
@@ -526,10 +528,9 @@ def made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outsi
         # The span is most of the space: subtracting cancels, so it is done on the vector itself, twice (Kahan: twice is
         # enough), and the length is measured.
         group, combination = directions.group(index), basis.combination[index : index + 1]
-        vector = gradients.vector(numbers[index], block)
-        group.add_combination(vector, 1.0, correction[index : index + 1])
-        again = group.dots({name: value[None] for name, value in vector.items()})
-        group.add_combination(vector, 1.0, -times(combination, times(combination.mT, again)))
+        group.add_combination(numbers[index], 1.0, correction[index : index + 1])
+        again = group.dots(numbers[index : index + 1])
+        group.add_combination(numbers[index], 1.0, -times(combination, times(combination.mT, again)))
         correction[index], lengths[index] = 0, float(row_norms(numbers[index : index + 1]))
     return Outside(numbers, correction, lengths)
 
