@@ -264,6 +264,7 @@ HEADS = (
     "attacks",
 )  # fmt: skip
 EXACT = 1e-12
+GOAL = 0.6  # of Opacus' faster way
 _PARTICULAR = re.compile(r"\S*\.\d+\.\S*|\d+(?:[,x ]+\d+)*")  # numbers, and names of layers
 _LAYER = re.compile(r"(?:\w+\.)+\w+ \((\w+)\)")  # with its kind, which is kept
 _NEXT_ATTACK = re.compile(rf"; (?=(?:{'|'.join((*IMAGES, *TEXTS))}): )")
@@ -281,6 +282,7 @@ def tables(kept: Mapping[str, Mapping[str, str]]) -> dict[str, Table]:
         "models-summary": _summary(lines),
         **{f"models-{name}": Table.of(HEADS, map(_shown, members)) for name, members in groups.items()},
         "models-troubles": Table.of(("network", "reason"), troubles),
+        "models-slower": Table.of(("network", "our step", "plain SGD"), _slower(lines)),
         "models-refusals": _reasons(lines, _refusals),
         "models-opacus": _reasons(lines, _opacus_raised),
     }
@@ -321,6 +323,16 @@ def _reasons(lines: Sequence[Mapping[str, str]], told: Callable[[Mapping[str, st
             names.setdefault(reason, []).append(line["name"].partition("/")[2])
     rows = sorted(names.items(), key=lambda each: (-len(each[1]), each[0]))
     return Table.of(("reason", "networks", "such as"), ((why, str(len(who)), who[0]) for why, who in rows))
+
+
+def _slower(lines: Sequence[Mapping[str, str]]) -> list[tuple[str, str, str]]:
+    """Networks whose step takes more than the goal's share of that of Opacus' faster way: the shares, and SGD's."""
+    found = []
+    for line in lines:
+        ways = [float(line[way]) for way in CELLS["opacus"] if line[way] and not line[way].startswith("no")]
+        if ways and line["step"] and float(line["step"]) > GOAL * min(ways):
+            found.append((line["name"], f"{float(line['step']) / min(ways):.2f}", f"{1 / min(ways):.2f}"))
+    return sorted(found, key=lambda each: each[1])
 
 
 def _count(lines: Sequence[Mapping[str, str]], column: str) -> str:

@@ -195,7 +195,13 @@ def _reason(
     """Why gradients differ, for people: found out on copies that have not seen any example yet."""
     first, again = (_pass(_copy(model), loss, x, y, seed, route) for _ in range(2))
     changed = _pass(_copy(model), loss, change.x, change.y, seed, route)
-    if _difference(first, again) or not _difference(first, changed, change.position):
+    different = _difference(first, again)
+    if different and first.states != again.states:
+        return (
+            f"{type(model).__name__} sets the seed of a global generator anew in each pass (as torch.seed does), so "
+            "that its random numbers cannot be held fixed to see whether it mixes examples"
+        )
+    if different or not _difference(first, changed, change.position):
         return (
             f"the gradient of layer {layer} changes from pass to pass with the same examples and the same random "
             f"numbers: {type(model).__name__} keeps something of earlier passes, which no noise protects, or draws "
@@ -408,8 +414,13 @@ def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
     with _refused(f"{type(model).__name__} cannot be trained on examples of shape {tuple(x.shape[1:])}"):
         with torch.enable_grad(), _Calls() as seen:
             total = loss(tried(x[:2].clone()), y[:2]).sum()
-        leaves = reached(total, {}).leaves
+        nodes, leaves = reached(total, {})
         hidden = hidden_parameters(total, {name: value for name, value in originals.items() if value.requires_grad})
+    if any("deform_conv2d" in node.name() for node in nodes):
+        raise InputError(
+            f"{type(model).__name__} calls torchvision's deform_conv2d, which ends the process where an offset is not "
+            "finite: that a client is gone would tell of its data"
+        )
     if hidden or any(id(value) in leaves for value in originals.values()):
         raise InputError(
             f"a copy of {type(model).__name__} uses the parameters of the original, so that it cannot be tried before "

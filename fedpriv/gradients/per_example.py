@@ -1,7 +1,9 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
 from collections.abc import Mapping
+from threading import Lock, RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +24,8 @@ def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_byte
 
     The arguments are those of :func:`per_example_gradients`.
     """
-    return traced_route(model, loss, x, y, chunk_bytes) if len(x) else Route()
+    with _lock_of(model):
+        return traced_route(model, loss, x, y, chunk_bytes) if len(x) else Route()
 
 
 def per_example_gradients(
@@ -62,6 +65,24 @@ def per_example_gradients(
             (BatchNorm, tracked InstanceNorm), or changes its input or what it holds while it runs; or it cannot be
             taken apart layer by layer on these examples, as the route asks.
     """
+    with _lock_of(model):
+        return _computed(model, loss, x, y, route, chunk_bytes, often)
+
+
+# Dense ways put stand-ins in the place of a model's parameters while they run, which other threads would see.
+_LOCKS: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
+_EACH = Lock()
+
+
+def _lock_of(model: nn.Module) -> RLock:
+    """The lock of a model: one thread at a time computes with it."""
+    with _EACH:
+        return _LOCKS.setdefault(model, RLock())
+
+
+def _computed(
+    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int, often: bool | None
+) -> FactoredGradients:
     modules = dict(model.named_modules())
     refuse_coupled(modules)
     _refuse_parameters(model, modules)

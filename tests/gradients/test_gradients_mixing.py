@@ -443,6 +443,21 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
     refused(Model(lambda model, h: h, lock=threading.Lock()), "Model cannot be copied, .*: TypeError: cannot pickle")
 
 
+def test_a_model_that_ends_the_process_on_some_data_is_refused() -> None:
+    ops = pytest.importorskip("torchvision.ops")
+    model = Model(lambda model, h: model.deformed(h[:, :1, None, None], h[:, :2, None, None]).flatten(1).expand_as(h))
+    model.deformed = ops.DeformConv2d(1, 1, 1)
+    refused(model, "Model calls torchvision's deform_conv2d, which ends the process where an offset is not finite")
+
+
+def test_a_model_that_seeds_the_global_generator_itself_is_refused() -> None:
+    def between(model: nn.Module, h: Tensor) -> Tensor:
+        torch.seed()
+        return h * torch.rand(1)
+
+    refused(Model(between), "Model sets the seed of a global generator anew in each pass")
+
+
 def test_it_takes_two() -> None:
     with pytest.raises(ValueError, match="takes two"):
         refuse_mixed_examples(nn.Linear(6, CLASSES), loss, vectors(1), labels(1))

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from fedpriv.core.errors import InputError
-from fedpriv.gradients import find_route, per_example_gradients
+from fedpriv.gradients import Route, find_route, per_example_gradients
 from fedpriv.gradients.dense import Loss
 from tests.cases import in_one_test
 from tests.command_line import python
@@ -371,13 +371,19 @@ def test_layers_that_are_left_out_by_chance() -> None:
             assert torch.isfinite(norms).all()
 
 
-def test_several_threads_may_look_at_one_model() -> None:
+@in_one_test("dense", ["", "for the test"])
+def test_several_threads_may_look_at_one_model(dense: str) -> None:
     """Both see all of it, and it is as it was afterwards."""
     model, x, y = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES)), vectors(6), torch.zeros(5).long()
-    expected = per_example_gradients(model, loss, x, y).norms()
+    route = Route(dense) if dense else None
+
+    def norms(_: int) -> torch.Tensor:
+        return per_example_gradients(model, loss, x, y, route=route).norms()
+
+    expected = norms(0)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: per_example_gradients(model, loss, x, y).norms(), range(40)))
-    assert all(torch.equal(norms, expected) for norms in found)
+        found = list(threads.map(norms, range(8)))
+    assert all(torch.equal(each, expected) for each in found)
     assert {type(value) for value in model.parameters()} == {nn.Parameter}
 
 
