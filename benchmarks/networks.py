@@ -4,7 +4,8 @@ Usage: python -m benchmarks.networks [--json FILE] [--repeats N]
 
 All parts take turns; reported are medians of the CPU time on one thread over that of a step of SGD. The floor is what
 is left where computing on what layers get and give costs nothing but its products: forward and backward to the layers'
-outputs, with hooks that keep both, then norms, a weighted sum, the noise and the update. Needs timm and transformers.
+outputs, with hooks that keep both, then norms, a weighted sum, the noise and the update. Directional noise needs inner
+products of all pairs of gradients in place of norms, and those with a vector. Needs timm and transformers.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,8 @@ def main() -> None:
             for name, given in NETWORKS.items()
         ]
         columns = {"network": "{network}", "million parameters": "{millions:.2f}"}
-        ratios = ("Gaussian noise", "directional noise", "floor", "passes", "norms", "sum", "noise", "update")
+        parts = ("passes", "norms", "sum", "noise", "update", "pairs", "products")
+        ratios = ("Gaussian noise", "directional noise", "floor", *parts)
         report({**columns, **{ratio: f"{{{ratio}:.2f}}" for ratio in ratios}}, made)
         save(asked.json, rows=made, torch=torch.__version__)
 
@@ -68,6 +70,7 @@ def times_of(row: Row, repeats: int) -> dict[str, float]:
     directional = MECHANISMS["vmf"](**DIRECTIONAL).mechanism()
     noise, route = Secret.of_seed(0).stream("benchmark"), find_route(model, LOSS, x, y)
     held = [per_example_gradients(model, LOSS, x, y, route=route)]
+    drawn = held[0].numbers(noise)[None]
     ways: dict[str, Callable[[], object]] = {
         "SGD": sgd_step(model, LOSS, x, y),
         "Gaussian noise": private_step(model, LOSS, x, y, experiment.mechanism.mechanism()),
@@ -76,6 +79,8 @@ def times_of(row: Row, repeats: int) -> dict[str, float]:
         "norms": lambda: held[0].norms(),
         "sum": lambda: held[0].combine(torch.ones(BATCH)),
         "noise": lambda: held[0].draw(noise),
+        "pairs": lambda: held[0].grams(1, precise=False),
+        "products": lambda: held[0].dots_laid(drawn),
         "update": sgd(model).step,
     }
 
