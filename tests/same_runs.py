@@ -54,14 +54,17 @@ RUNS: dict[str, tuple[str, ...]] = {
 # What follows a run in the same folder.
 AFTER: dict[str, tuple[str, ...]] = {
     "quickstart": (
-        "attack run --set adversary.attacks=['idlg'] --quiet",
+        "attack run --attack idlg --quiet",
         "audit run --references 6 --pairs 40 --quiet",
         "certify run --noise 0.25 --place input --examples 8 --votes 100 --quiet",
-        "probe run pgd --quiet",
+        "probe run --attack pgd --quiet",
         "report run",
     ),
-    "extraction": ("probe run equation_solving --quiet", "probe run membership_answers --answers rounded:2 --quiet"),
-    "faces": ("probe run mi_face --quiet",),
+    "extraction": (
+        "probe run --attack equation-solving --quiet",
+        "probe run --attack membership-answers --answers rounded:2 --quiet",
+    ),
+    "faces": ("probe run --attack mi-face --quiet",),
     "canaries": ("audit run --samples 20 --quiet",),
     "erm": ("report run",),
 }
