@@ -5,7 +5,8 @@ Usage: python -m benchmarks.inversion_time --environment FOLDER [--cases 1 4 8 r
 
 breaching is installed into an environment of its own, FOLDER, unless it is there already. The cases are those of
 :mod:`benchmarks.inversion`: a ConvNet with a batch of CIFAR-10 (``FEDPRIV_DATA``), and torchvision's ResNet-18 with
-GroupNorm, untrained, with one photograph of scikit-learn's, 128 pixels a side.
+GroupNorm, untrained, with one photograph of 128 pixels a side: by the seed scikit-learn's flower or china, or
+matplotlib's Grace Hopper.
 
 Nobody who attacks knows when to stop, so a time is that of a whole run: each way has runs of more and more steps, each
 with its schedule for so many, and the first whose last images reach a level (PSNR in dB on [0, 1], mean over the batch,
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torchvision.transforms.functional import center_crop
 
 from benchmarks.inversion import Gradient, figures, gradient_of, make_case, run_ours, runs_of_theirs
 from benchmarks.measure import options, save, show
@@ -56,14 +58,22 @@ class Reached:
 
 
 def resnet_case(seed: int) -> Gradient:
-    """The gradient of ResNet-18 for one photograph."""
+    """The gradient of ResNet-18 for the middle of a photograph."""
+    from matplotlib.cbook import get_sample_data
+    from matplotlib.image import imread
     from sklearn.datasets import load_sample_image
 
-    whole_picture = torch.tensor(load_sample_image("flower.jpg")).permute(2, 0, 1)[:, :, 100:527]
-    picture = torch.nn.functional.interpolate(whole_picture[None].float(), (SIDE, SIDE), mode="area").round().byte()
+    photographs = (
+        partial(load_sample_image, "flower.jpg"),
+        partial(load_sample_image, "china.jpg"),
+        lambda: imread(get_sample_data("grace_hopper.jpg")),
+    )
+    made = torch.tensor(photographs[seed % len(photographs)]()).permute(2, 0, 1)
+    middle = center_crop(made, [min(made.shape[1:])] * 2)
+    picture = torch.nn.functional.interpolate(middle[None].float(), (SIDE, SIDE), mode="area").round().byte()
     label = torch.tensor([3])
     names = tuple(map(str, range(CLASSES)))
-    dataset = Dataset("photograph", picture, label, picture, label, names, (0.5,) * 3, (0.25,) * 3, "scikit-learn")
+    dataset = Dataset("photograph", picture, label, picture, label, names, (0.5,) * 3, (0.25,) * 3, "a photograph")
     return gradient_of(dataset, picture, label, TorchvisionSettings(name="torchvision:resnet18", norm="group"), seed)
 
 
