@@ -408,9 +408,9 @@ def _lbfgs(
 
 
 # Of several passes an update says much about few coordinates of the images and little about most, and L-BFGS goes along
-# the few. Images of one label in one batch differ only along the others, so the rest of the steps are Gauss and
-# Newton's, solved by conjugate gradients: the curvature of the coarsest coordinates is known as a whole, of the others
-# one by one. There are more pixels than parameters. What the update leaves open is kept piecewise smooth (total
+# the few. Images of one label in one batch differ only along the others, so the rest of the steps are Gauss-Newton
+# steps, solved by conjugate gradients: the curvature of the coarsest coordinates is known as a whole, of the others one
+# by one. There are more pixels than parameters. What the update leaves open is kept piecewise smooth (total
 # variation, by weighted squares), for two photographs that are mixed have the edges of both.
 DIRECTIONS = 1024  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
 AT_ONCE_ALONG = 16  # of them, together
@@ -419,7 +419,7 @@ PROBES = 20  # random combinations of the update from which the curvature along 
 PROBE = 20261129  # their seed
 WEIGHTS = tuple(10.0**-power for power in range(5, 13))  # of the variation, where the mismatch is a share
 FIRST = 5  # the share of the steps that L-BFGS takes, one in so many
-STEPS = 10  # that one of Gauss and Newton counts as
+STEPS = 10  # that one of Gauss-Newton counts as
 PRODUCTS = 60  # of conjugate gradients in it
 FLAT = 0.1  # of the mean length of differences: below it they are no edges
 LEVEL = 0.01  # weight of the variables' squares, next to the variation, which does not feel their level
@@ -429,7 +429,7 @@ HALVINGS = 8  # of a step that leads up
 def _by_curvature(
     problem: MatchProblem, points: "_RowPoints", start: Tensor, sizes: Tensor, iterations: int, report: Report
 ) -> Minimum:
-    """Minimise the mismatch from ``start`` (N, D): L-BFGS first, then Gauss and Newton's steps."""
+    """Minimise the mismatch from ``start`` (N, D): L-BFGS first, then Gauss-Newton steps."""
     rounds = (iterations - -(-iterations // FIRST)) // STEPS
     minimum = minimise(points, start, iterations - rounds * STEPS, report, SOLVED * sizes)
     made = minimum.iterations

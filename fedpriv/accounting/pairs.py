@@ -149,7 +149,7 @@ class DirectionalPair(Pair):
         fine = math.ceil((self.largest - low) / self._deviation * _FINE_CELLS) + 1
         edges = np.unique(np.concatenate([np.linspace(0, low, _COARSE_CELLS), np.linspace(low, self.largest, fine)]))
         # With t = sin(angle) the density is cos(angle)^(K - 2) exp(kappa t), smooth to the ends in any dimension. Every
-        # cell of the loss is integrated by Gauss and Legendre.
+        # cell of the loss is integrated by Gauss-Legendre quadrature.
         angles = np.arcsin(np.minimum(edges / (2 * self.kappa), 1.0))
         halves = np.diff(angles)[:, None] / 2
         t = np.sin(angles[:-1, None] + halves * (1 + _NODES))

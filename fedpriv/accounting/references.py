@@ -83,7 +83,7 @@ class ReferencePair(Pair):
         return False
 
     def law(self, edges: Array) -> tuple[Array, Array]:
-        """Return the loss under P, values and probabilities, no cell between ``edges`` crossed (Gauss and Legendre)."""
+        """Return the loss under P, values and probabilities, no cell between ``edges`` crossed (Gauss-Legendre)."""
         low, high = self.ends
         losses, masses = self.atoms
         if low == high:

@@ -28,7 +28,7 @@ def reference(pair: ReferencePair, count: int = 1) -> CeilingReference:
 
 
 def ratios(name: str) -> tuple[ReferencePair, np.ndarray, np.ndarray, np.ndarray]:
-    """A step without the example, integrated by Gauss and Legendre: weights, and the ratios of opposite gradients."""
+    """A step without the example, by Gauss-Legendre quadrature: weights, and the ratios of opposite gradients."""
     if name == "gaussian":
         x = 9 * NODES
         weights = 9 * WEIGHTS * stats.norm.pdf(x)
