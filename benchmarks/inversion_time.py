@@ -66,7 +66,7 @@ def resnet_case(seed: int) -> Gradient:
     photographs = (
         partial(load_sample_image, "flower.jpg"),
         partial(load_sample_image, "china.jpg"),
-        lambda: imread(get_sample_data("grace_hopper.jpg")),
+        lambda: imread(str(get_sample_data("grace_hopper.jpg", asfileobj=False))),
     )
     made = torch.tensor(photographs[seed % len(photographs)]()).permute(2, 0, 1)
     middle = center_crop(made, [min(made.shape[1:])] * 2)
