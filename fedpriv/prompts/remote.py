@@ -79,7 +79,7 @@ class Http(LanguageModel):
         except TimeoutError:
             late = f"not within {self._config.timeout:g} s (model.timeout)"
             raise InputError(f"{self._url} does not answer: {late}") from None
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             raise InputError(f"{self._url} does not answer: {one_line(error)}") from None
 
     async def _answer(self, body: bytes) -> bytes:

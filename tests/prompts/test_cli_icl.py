@@ -247,6 +247,7 @@ def test_people_and_programs_read_the_same(texts: Path, call: Call, tmp_path: Pa
         (["model.name=folder", "model.path=/nowhere"], "there is no config.json"),
         (["model.name=http", "model.url=http://192.0.2.1/v1"], "not on the loopback"),
         (["model.name=http", "model.url=http://127.0.0.1:9/v1"], "does not answer"),
+        (["model.name=http", "model.url=http://xn--/v1", "model.remote=true"], "does not answer"),
         (["leaks.pairs=81"], "leaks.pairs = 81: there are 320"),
         (["icl.unit=client", "icl.clients=40"], "take 32 examples, and there are 8 for each of 40 clients"),
         (["data.labels=[a,a]"], "expected at least two labels, each with a word of its own; given: 'a', 'a'"),
