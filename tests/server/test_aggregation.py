@@ -99,6 +99,16 @@ def test_a_checkpoint_continues_to_the_same_bits(federation: dict[str, object]) 
     assert torch.equal(whole.state.buffers["running"], second.state.buffers["running"])
 
 
+@in_one_test("federation", [{}, {"server_momentum": 0.9}, {"server_optimizer": "adam"}])
+def test_statistics_are_averaged_under_each_optimiser(federation: dict[str, object]) -> None:
+    """A server's momentum would carry a running variance that falls past zero."""
+    still = {name: value.zero_() for name, value in vector(np.random.default_rng(0)).items()}
+    server = ServerOptimizer(setup(**federation), State(still, {"running": torch.ones(2, dtype=torch.float64)}))
+    for _ in range(20):
+        server.step(State(still, {"running": 0.1 * (0.02 - server.state.buffers["running"])}))
+    np.testing.assert_allclose(server.state.buffers["running"].numpy(), 0.02 + 0.98 * 0.9**20, rtol=1e-12)
+
+
 def test_the_callers_tensors_are_left_alone() -> None:
     start = State(vector(np.random.default_rng(4)), {})
     before = {name: value.clone() for name, value in start.parameters.items()}
