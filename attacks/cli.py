@@ -412,8 +412,8 @@ def probe(
         typer.Option(
             "--as",
             metavar="NAME",
-            help="participant or, of PATE, student-holder: with the model; user: with its answers only; "
-            "curious-endpoint: reads questions, too.",
+            help="participant: with the model; user: with its answers only; curious-endpoint: reads questions, too; "
+            "an algorithm may have its own.",
         ),
     ] = None,
     quiet: Quiet = False,

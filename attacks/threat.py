@@ -17,7 +17,7 @@ from fedpriv.core.config import AdversaryConfig, Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import suggestion
 
-__all__ = ["LISTENERS", "OUTSIDER", "PROBERS", "Access", "ThreatModel", "prober", "threat_model"]
+__all__ = ["LISTENERS", "OUTSIDER", "PARTICIPANT", "Access", "ThreatModel", "prober", "probers", "threat_model"]
 
 WIDTH = 79
 
@@ -123,49 +123,35 @@ LISTENERS = {
 
 _ANY_PICTURE = "asks about pictures of its own making, as many as the endpoint answers"
 
-PROBERS = {
-    model.name: model
-    for model in (
-        ThreatModel(
-            "participant",
-            "any client, or anyone who gets the model",
-            ("the finished model's parameters",),
-            (),
-            ("the uploads of others",),
-            _ANY_PICTURE,
-            (Access.MODEL, Access.ANSWERS),
-        ),
-        ThreatModel(
-            "student-holder",
-            "anyone who gets PATE's student",
-            ("the student's parameters", "the public images that teachers voted on, and the answers"),
-            (),
-            ("votes and their counts", "the teachers"),
-            _ANY_PICTURE,
-            (Access.MODEL, Access.ANSWERS),
-        ),
-        ThreatModel(
-            "user",
-            "anyone who may ask the endpoint",
-            ("its answers under its policy",),
-            (),
-            ("the model's parameters", "uploads"),
-            _ANY_PICTURE,
-            (Access.ANSWERS,),
-        ),
-        ThreatModel(
-            "curious-endpoint",
-            "anyone who runs the endpoint",
-            ("the finished model's parameters", "every image that people ask about, as they send it"),
-            (),
-            ("what the images were before people changed them",),
-            "passive: it answers as it should, and reads what it is asked",
-            (Access.MODEL, Access.ANSWERS, Access.QUESTIONS),
-        ),
-    )
-}
-"""Who attacks the finished model: with it in hand, or through its answers; or, answering, those who ask it."""
-
+PARTICIPANT = ThreatModel(
+    "participant",
+    "any client, or anyone who gets the model",
+    ("the finished model's parameters",),
+    (),
+    ("the uploads of others",),
+    _ANY_PICTURE,
+    (Access.MODEL, Access.ANSWERS),
+)
+_AT_THE_ENDPOINT = (
+    ThreatModel(
+        "user",
+        "anyone who may ask the endpoint",
+        ("its answers under its policy",),
+        (),
+        ("the model's parameters", "uploads"),
+        _ANY_PICTURE,
+        (Access.ANSWERS,),
+    ),
+    ThreatModel(
+        "curious-endpoint",
+        "anyone who runs the endpoint",
+        ("the finished model's parameters", "every image that people ask about, as they send it"),
+        (),
+        ("what the images were before people changed them",),
+        "passive: it answers as it should, and reads what it is asked",
+        (Access.MODEL, Access.ANSWERS, Access.QUESTIONS),
+    ),
+)
 _PUBLIC = (
     "the network's architecture and loss",
     "the algorithm, number of local steps, learning rate and local optimiser",
@@ -198,21 +184,20 @@ def _with_knowledge(listener: ThreatModel, config: AdversaryConfig) -> ThreatMod
     )
 
 
-_NO_HOLDER = {
-    "participant": "no client of a vote (PATE) gets the model",
-    "student-holder": "this run has no student",
-}
-"""Why nobody gets the model in such a way, of adversaries that get it."""
+def probers(experiment: Experiment) -> dict[str, ThreatModel]:
+    """Return who attacks a run's finished model, by name: whoever gets it, first, and who asks or answers for it."""
+    holder = algorithm_of(experiment).holder() or PARTICIPANT
+    return {model.name: _with_knowledge(model, experiment.adversary) for model in (holder, *_AT_THE_ENDPOINT)}
 
 
 def prober(name: str | None, experiment: Experiment) -> ThreatModel:
-    """Return an adversary of the finished model; what it knows besides is what the run's settings say."""
-    holder = algorithm_of(experiment).holder
-    if name in _NO_HOLDER and name != holder:
-        raise InputError(f"adversary {name!r}: {_NO_HOLDER[name]}; use {holder} or user")
-    if name is not None and name not in PROBERS:
-        raise InputError(f"there is no adversary {name!r} of a finished model{suggestion(name, tuple(PROBERS))}")
-    return _with_knowledge(PROBERS[name or holder], experiment.adversary)
+    """Return an adversary of the finished model, by default whoever gets it; raise ``InputError`` for another name."""
+    known = probers(experiment)
+    if name is None:
+        return next(iter(known.values()))
+    if name not in known:
+        raise InputError(f"there is no adversary {name!r} of this run's model{suggestion(name, tuple(known))}")
+    return known[name]
 
 
 def _row(key: str, text: str) -> str:

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.endpoint.records import Probe
 from fedpriv.attacks.probing import Inverted, ProbeResult
+from fedpriv.attacks.threat import probers
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Finding, Picture, RunView, Section, read_picture
 from fedpriv.core.numbers import percent
@@ -17,13 +18,6 @@ from fedpriv.core.runs import RunFolder
 
 if TYPE_CHECKING:
     from fedpriv.core.report.drawing import Plot
-
-_ADVERSARIES: Mapping[str, str] = {
-    "participant": "The adversary has the model, as every client does, and can query its endpoint.",
-    "student-holder": "The adversary has the student and the answers that it was trained on, and never saw a vote.",
-    "user": "The adversary can query the endpoint, and does not have the model.",
-    "curious-endpoint": "The adversary runs the endpoint, and reads all queries.",
-}
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ class ProbeFinding(Finding[Probed]):
         values = {
             "probe": found.probe,
             "pictures": found.pictures,
-            "adversary_words": _ADVERSARIES.get(found.probe.adversary, ""),
+            "adversary": probers(view.experiment).get(found.probe.adversary),
             "extraction_plot": extraction_plot(found.probe),
             "galleries": _galleries(found.probe, found.pictures, view.experiment.report.pictures),
             "probe_title": probe_title,

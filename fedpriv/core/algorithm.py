@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedpriv.accounting import Ledger
+    from fedpriv.attacks.threat import ThreatModel
     from fedpriv.clients.answering import Answering
     from fedpriv.core.config.experiment import Experiment
     from fedpriv.core.plan import Plan
@@ -44,7 +45,6 @@ class Algorithm(ABC):
     trains_in_steps: ClassVar[bool] = False
     # the noise on uploads that is none of the mechanism's, for people; empty: there is none
     protects: ClassVar[str] = ""
-    holder: ClassVar[str] = "participant"  # who gets the model, of the adversaries of a finished model
     not_deployable: ClassVar[str] = ""  # why it does not run on a deployment; empty: it does
     not_audited: ClassVar[str] = ""  # why a run's training cannot be repeated round by round; empty: it can
 
@@ -63,6 +63,10 @@ class Algorithm(ABC):
     @abstractmethod
     def warnings(self, world: "World") -> tuple[str, ...]:
         """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
+
+    def holder(self) -> "ThreatModel | None":
+        """Return who gets the finished model; ``None``: any client."""
+        return None
 
     def client_handlers(self) -> "Mapping[str, Handler]":
         """Return what clients do with messages of its own kinds, such as ``votes`` of ``train.votes``."""

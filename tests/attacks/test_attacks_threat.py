@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.threat import LISTENERS, PROBERS, prober, threat_model
+from fedpriv.attacks.threat import LISTENERS, prober, probers, threat_model
 from fedpriv.core.config import AdversaryConfig, Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS
@@ -27,7 +27,7 @@ LISTENING = (Access.PARAMETERS, Access.UPLOADS, Access.SUM, Access.ACTIVE)
 def test_the_table_is_that_of_the_settings() -> None:
     assert get_args(AdversaryConfig.model_fields["threat_model"].annotation) == NAMES
     assert set(KNOBS) == {key for key in AdversaryConfig.model_fields if key.startswith("knows_")}
-    finished = {access for model in PROBERS.values() for access in model.grants}
+    finished = {access for model in probers(Experiment()).values() for access in model.grants}
     assert set(KNOBS.values()) | set(LISTENING) | finished == set(Access)
 
 
@@ -48,11 +48,11 @@ def test_a_user_has_answers_and_others_the_model_too() -> None:
         assert "knows_public_data = false" in str(holder.refusal("one", (Access.PUBLIC_DATA,)))
         assert not holder.grants_uploads
     assert "votes and their counts" in student_holder.withheld
-    with pytest.raises(InputError, match="no adversary 'usr' of a finished model; did you mean user"):
+    with pytest.raises(InputError, match="no adversary 'usr' of this run's model; did you mean user"):
         prober("usr", run)
-    with pytest.raises(InputError, match="'student-holder': this run has no student; use participant or user"):
+    with pytest.raises(InputError, match=r"no adversary 'student-holder' .*known: participant, user, curious-endpoint"):
         prober("student-holder", run)
-    with pytest.raises(InputError, match="gets the model; use student-holder or user"):
+    with pytest.raises(InputError, match=r"no adversary 'participant' .*known: student-holder, user, curious-endpoint"):
         prober("participant", pate)
 
 

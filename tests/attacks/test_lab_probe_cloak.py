@@ -51,7 +51,7 @@ def test_cloak_stands_beside_uniform_noise_and_claims_nothing(run: RunFolder) ->
     suppressed = values(found.results[1], "pixels suppressed")[1]
     assert suppressed is not None and 0 < suppressed <= 1
     text = " ".join(render_page(load_view(run.path)).split())
-    assert "Reading cloaked questions (Cloak), lambda 3" in text and "reads all queries" in text
+    assert "Reading cloaked questions (Cloak), lambda 3" in text and "every image that people ask about" in text
     assert text.count('alt="Cloaked: Test image 1"') == 2 and text.count('alt="Noise: White: the most"') == 2
     assert "nothing proven" in text and "Each figure lies between" not in text
     assert len(list((run.path / "probe").glob("cloak-*.png"))) == 20

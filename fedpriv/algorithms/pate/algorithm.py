@@ -1,5 +1,6 @@
 """PATE as an algorithm of a federation."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedpriv.accounting import Ledger
+    from fedpriv.attacks.threat import ThreatModel
     from fedpriv.core.algorithm import Handler
     from fedpriv.core.config.experiment import Experiment
     from fedpriv.core.progress import Progress
@@ -38,11 +40,22 @@ class Pate(Algorithm):
     settings: ClassVar[type[ExperimentSection] | None] = PateConfig
     rounds: ClassVar[int | None] = 1
     protects: ClassVar[str] = "votes (PATE)"
-    holder: ClassVar[str] = "student-holder"
     not_deployable: ClassVar[str] = "deployments have no server's secret yet"
     not_audited: ClassVar[str] = (
         "audit repeats a run's training by fedsgd or fedavg on other data, and this run learnt from votes (pate)"
     )
+
+    @override
+    def holder(self) -> "ThreatModel":
+        from fedpriv.attacks.threat import PARTICIPANT
+
+        return replace(
+            PARTICIPANT,
+            name="student-holder",
+            listener="anyone who gets PATE's student",
+            sees=("the student's parameters", "the public images that teachers voted on, and the answers"),
+            withheld=("votes and their counts", "the teachers"),
+        )
 
     @override
     def conflicts(self, experiment: "Experiment") -> None:
