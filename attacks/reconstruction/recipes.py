@@ -196,7 +196,7 @@ class Labels:
         unknown = torch.zeros(rows[0].model.examples, dtype=torch.long, device=scene.network.device)
         known = torch.stack([unknown if labels is None else labels for labels in given])
         self._fixed = torch.tensor(fixed, device=known.device)
-        self._all = all(fixed)
+        self.settled = all(fixed)  # whether nothing is left to optimise
         self._known = F.one_hot(known, scene.classes).to(scene.mean)
         self.notes = tuple("" if labels is not None or "read" not in sources else JOINT for labels in given)
 
@@ -205,13 +205,13 @@ class Labels:
         chosen = object.__new__(Labels)
         rows = rows.to(self._fixed.device)
         chosen._fixed, chosen._known = self._fixed[rows], self._known[rows]
-        chosen._all = self._all
+        chosen.settled = self.settled
         chosen.notes = self.notes
         return chosen
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(N, B, classes)."""
-        if self._all:
+        if self.settled:
             return self._known
         return torch.where(self._fixed[:, None, None], self._known.to(logits), logits.softmax(dim=2))
 
@@ -242,7 +242,6 @@ class MatchProblem:
         if scene.trained is None:
             weights.pop("denoiser", None)
         used = {name: pair for name, pair in weights.items() if any(pair)}
-        self.passes = all(victim.orders is not None for victim in rows)  # whether clients passed several times
         self._penalties = [PRIORS[name] for name in used]
         self._weights = tuple(used.values())
         self._rows = len(rows)
@@ -252,6 +251,9 @@ class MatchProblem:
         self._starts = _found(recipe.start, scene, rows, config)
         read = [None if start is None or "read" not in recipe.labels else start.labels for start in self._starts]
         self.labels = Labels(scene, rows, recipe.labels, read)
+        # Whether each update is one of several steps on batches with known labels, without noise, of few parameters.
+        few = sum(value.numel() for value in rows[0].gradient.values()) <= PARAMETERS
+        self.unrolled = few and self.labels.settled and all(_is_unrolled(victim) for victim in rows)
 
     @property
     def regular(self) -> bool:
@@ -338,6 +340,12 @@ class MatchProblem:
         return images if self._coordinates is None else self._coordinates.of(images.to(self._dtype))
 
 
+def _is_unrolled(victim: Victim) -> bool:
+    training = victim.model.training
+    several = training is not None and training.steps > 1
+    return several and not (victim.model.mechanism.protects or victim.more)
+
+
 def _found(name: str, scene: Scene, rows: Sequence[Victim], config: Any) -> list[Start | None]:
     """Each row's start at images that were found, where the recipe asks for such."""
     if name not in FOUND:
@@ -391,8 +399,8 @@ def _lbfgs(
     shape, pixels = variables.shape[1:], variables[0].numel()
     points = _RowPoints(problem, len(rows), shape, logits.shape[1:], pixels)
     start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
-    if problem.passes and not problem.regular and objective == "squared-distance":
-        minimum = _by_curvature(problem, points, start, _size(rows, objective), iterations, report)
+    if problem.unrolled and not problem.regular and objective == "squared-distance":
+        minimum = _by_curvature(problem, points, start, rows, iterations, report)
         ended, last = points.split(minimum.points)
         return Outcome(
             problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
@@ -407,11 +415,12 @@ def _lbfgs(
     )
 
 
-# Of several passes an update says much about few coordinates of the images and little about most, and L-BFGS goes along
+# Of several steps an update says much about few coordinates of the images and little about most, and L-BFGS goes along
 # the few. Images of one label in one batch differ only along the others, so the rest of the steps are Gauss-Newton
 # steps, solved by conjugate gradients: the curvature of the coarsest coordinates is known as a whole, of the others one
 # by one. There are more pixels than parameters. What the update leaves open is kept piecewise smooth (total
 # variation, by weighted squares), for two photographs that are mixed have the edges of both.
+PARAMETERS = 2**17  # of a network, at most: what they change with is kept for each of the
 DIRECTIONS = 1024  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
 AT_ONCE_ALONG = 16  # of them, together
 ROUNDING = 1e-5  # share of each direction's curvature that is added to it: sums are made in float32
@@ -424,12 +433,19 @@ PRODUCTS = 60  # of conjugate gradients in it
 FLAT = 0.1  # of the mean length of differences: below it they are no edges
 LEVEL = 0.01  # weight of the variables' squares, next to the variation, which does not feel their level
 HALVINGS = 8  # of a step that leads up
+QUARTERS = 4  # of the steps; after each, the better half of a victim's restarts goes on
 
 
 def _by_curvature(
-    problem: MatchProblem, points: "_RowPoints", start: Tensor, sizes: Tensor, iterations: int, report: Report
+    problem: MatchProblem,
+    points: "_RowPoints",
+    start: Tensor,
+    rows: Sequence[Victim],
+    iterations: int,
+    report: Report,
 ) -> Minimum:
-    """Minimise the mismatch from ``start`` (N, D): L-BFGS first, then Gauss-Newton steps."""
+    """Minimise the mismatch from ``start`` (N, D): L-BFGS first, then Gauss-Newton steps of each victim's best rows."""
+    sizes = _size(rows, "squared-distance")
     rounds = (iterations - -(-iterations // FIRST)) // STEPS
     minimum = minimise(points, start, iterations - rounds * STEPS, report, SOLVED * sizes)
     made = minimum.iterations
@@ -437,9 +453,10 @@ def _by_curvature(
     variables = variables.clone()
     places = problem.coarsest(variables.shape[1:])
     known: dict[int, Tensor] = {}
+    values, running = minimum.values, _by_victim(rows)
     for turn in range(rounds):
         weight = WEIGHTS[turn * len(WEIGHTS) // rounds]
-        for row in range(len(variables)):
+        for row in (row for members in running for row in members):
             if row not in known:
                 along = problem.jacobian(row, variables[row], logits[row], places)
                 known[row] = wide(along @ along.mT) / sizes[row]
@@ -447,14 +464,16 @@ def _by_curvature(
             variation = _Variation.at(problem, variables[row], weight)
             change = _solved(near, variation, float(sizes[row]), places, known[row])
             variables[row] = _downhill(problem, row, variables[row], change, logits[row], variation, float(sizes[row]))
-        made = made + STEPS
+            made[row] += STEPS
         point = torch.cat([variables.flatten(1), logits.flatten(1)], dim=1)
         values, _ = points(point, torch.arange(len(point), device=point.device))
         if not report(int(made.max()), values):
             break
-    point = torch.cat([variables.flatten(1), logits.flatten(1)], dim=1)
-    values, _ = points(point, torch.arange(len(point), device=point.device))
-    return Minimum(point, values, made)
+        if (turn + 1) % max(1, rounds // QUARTERS) == 0:  # restarts that are behind end here
+            running = [
+                sorted(members, key=lambda row: float(values[row]))[: -(-len(members) // 2)] for members in running
+            ]
+    return Minimum(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1), values, made)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import Passes, find_output_layer, infer_labels, with_passes
 from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
-from fedpriv.attacks.reconstruction.recipes import MatchProblem, Recipe, _Linearised, _solved, _Variation
+from fedpriv.attacks.reconstruction.recipes import MatchProblem, Recipe, _Linearised, _solved, _Variation, run_recipe
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import LocalTraining, prepare_victims, unrolled_update
 from fedpriv.clients.training import local_upload
@@ -401,7 +401,7 @@ def test_curvature_of_several_passes_is_the_jacobians() -> None:
     places = torch.tensor([0, 70, 199])
     along = problem.jacobian(0, images, logits[0], places)
     torch.testing.assert_close(along.double(), exact.flatten(1)[:, places].T, rtol=1e-4, atol=1e-6)
-    assert problem.passes
+    assert problem.unrolled
     near = problem.linearised(0, images, logits[0])
     jacobian, change = exact.flatten(1), torch.randn(images.shape, generator=torch.Generator().manual_seed(1)).double()
     torch.testing.assert_close(near.push(change), jacobian @ change.flatten())
@@ -411,6 +411,19 @@ def test_curvature_of_several_passes_is_the_jacobians() -> None:
     assert float(ratios.mean()) == pytest.approx(1, abs=0.05)
     assert float(ratios.std()) < 0.4
     _solves(problem, replace(near, rest=near.sent.detach()), jacobian)
+
+
+def test_restarts_that_are_behind_end_after_each_quarter() -> None:
+    """Of 100 steps 20 are those of L-BFGS, at most; 4 restarts, then 2, then the one with the lowest loss."""
+    built = world("sgd", 0.0, model="logistic", batch=2, epochs=1, examples=4)
+    (victim,) = prepare_victims([heard(built, 0)], Network(built.model).names, CPU)
+    scene = Scene.of(Network(built.model), heard(built, 0).settings, torch.float64)
+    recipe, numbers = IdlgSettings.methods()[0], torch.randn(4, 4, *scene.shape)
+    logits = torch.zeros(4, 4, scene.classes)
+    ended = run_recipe(recipe, scene, [victim] * 4, numbers, logits, IdlgSettings(iterations=100), lambda *_: True)
+    assert int((ended.iterations >= 80).sum()) == 1
+    assert int((ended.iterations <= 40).sum()) == 2
+    assert int(ended.losses.argmin()) == int(ended.iterations.argmax())
 
 
 def _solves(problem: MatchProblem, near: _Linearised, jacobian: Tensor) -> None:
