@@ -43,7 +43,7 @@ from fedpriv.flower.arrays import (
 )
 from fedpriv.flower.folder import Tapped, built, imported
 from fedpriv.flower.ledger import AnswerLedger, Layout, read_layout
-from fedpriv.flower.secure_sum import ASSUMED, check_claim, check_protocol, protocol_of, share_of
+from fedpriv.flower.secure_sum import ASSUMED, Protocol, check_claim, check_protocol, protocol_of, share_of
 from fedpriv.flower.watch import ReleasedUpdate, names_in, note_release, releasing, waiting, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
@@ -103,6 +103,25 @@ class _Answer:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """A training message, and what is settled before the app sees it."""
+
+    message: Message
+    context: Context
+    record: str  # of the reply
+    before: Vector  # what was received, in the types that it had at first
+    layout: Layout
+    protocol: Protocol | None  # of SecAgg+; `None`: the answer has all of its noise
+    ledger: AnswerLedger
+    line: LedgerLine
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the client answers for the first time."""
+        return self.line.participations == 1
+
+
+@dataclass(frozen=True)
 class Privatiser:
     """A mod of these settings."""
 
@@ -111,89 +130,81 @@ class Privatiser:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a training message with a release; refuse others, or pass on what the settings name."""
-        own, kind = self.settings.privatise, type_of(message)
+        passed, kind = self.settings.privatise.passed, type_of(message)
         if waiting() is not None:
             raise WrongAppError("privatise is given twice, as a mod of the app and of its function: one is enough")
         if stage_of(message.content):
             raise WrongAppError("privatise comes after secaggplus_mod in mods = [...]: before it, all is masked")
-        if kind in own.passed or (not is_training(message) and kind.split(".")[0] in own.passed):
+        if kind in passed or (not is_training(message) and kind.split(".")[0] in passed):
             self._note_passed(client_of(context), kind, context.run_id, round_of(message))
             return call_next(message, context)
         if not is_training(message):
             return self._numbers_alone(message, context, call_next)
-        record = record_of(message.content, own.record)
-        reply_record = own.reply_record or REPLIES.get(record, record)
-        if reply_record in own.passed:
-            raise WrongAppError(f"privatise.pass names {reply_record}, the very record that is to be protected")
-        before = arrays_of(message.content, record)
-        layout = self._layout(client_of(context), before)
-        before = {name: _typed(value, layout.types[name]) for name, value in before.items()}
-        for name, (copies, rows) in copied_rows(before).items():
-            _LOG.warning(_MADE, copies, rows, name)
-        if (alone := lonely_bias(before)) is not None:
-            _LOG.warning(_DECIDES, *alone)
-        protocol = protocol_of(context) if self.settings.mechanism.noise_at == "sum" else None
-        ledger = self._ledger(client_of(context), before, layout, "clients" if protocol is None else "sum")
-        if protocol is not None:
-            check_protocol(protocol, ledger.plan, before, (*layout.trained, *layout.copies), own.reply)
-        line = ledger.charge(context.run_id, round_of(message))
-        first = line.participations == 1
-        if first:
-            self._forecast(ledger.plan, before, layout)
-        if protocol is not None:
-            check_claim(line)
-
-        def answered() -> _Answer:
-            with _watched(first, before, layout):
-                return self._answered(call_next(message, context), before, layout, reply_record, first)
-
+        asked = self._asked(message, context)
         with releasing() as later:
-            answer = unless_raised(answered, WrongAppError, level=logging.ERROR)
+            answer = unless_raised(lambda: self._answer(asked, call_next), WrongAppError, level=logging.ERROR)
         if answer is None:
-            _LOG.error("client %d: the app failed; its update counts as zero", line.client)
-            ledger.note_failure(line)
-        released_update = ledger.plan.release_update if protocol is None else partial(share_of, ledger.plan)
-        release = released_update(
-            answer.update if answer else _zeros(before, layout.trained), self._noise(line).stream("noise")
-        )
-        if own.statistics is not None and layout.statistics:
-            change = answer.statistics if answer else _zeros(before, layout.statistics)
-            release |= self._released(own.statistics, change, "statistics", context, message)
-        released = ReleasedUpdate(ledger.plan.config, line, own.reply)
+            _LOG.error("client %d: the app failed; its update counts as zero", asked.line.client)
+            asked.ledger.note_failure(asked.line)
+            nothing = partial(_zeros, asked.before)
+            answer = _Answer(nothing(asked.layout.trained), nothing(asked.layout.statistics), {}, RecordDict())
+        release = self._release(asked, answer)
+        released = ReleasedUpdate(asked.ledger.plan.config, asked.line, self.settings.privatise.reply)
         note_release(released)
-        if protocol is None:
-            arrays = self._reply_arrays(before, release, layout)
-        else:
-            arrays = protocol.rounded(self._reply_arrays(protocol.rounded(before), release, layout, exactly=True))
-        weight = 1 if protocol is None else int(protocol.weight)
-        content = self._content(reply_record, arrays, answer.sent if answer else RecordDict(), weight)
-        self._add_numbers(content, answer.numbers if answer else {}, context, message)
-        reply = Message(content, reply_to=message)
+        reply = Message(self._content(asked, answer, self._reply_arrays(asked, release)), reply_to=message)
         for call in later:
             call(reply, released)
         return reply
 
-    def _answered(self, reply: Message, before: Vector, layout: Layout, record: str, first: bool) -> _Answer:
-        """The update and what else is sent; all that looks at an answer is in here, and may raise."""
-        own = self.settings.privatise
-        if reply.has_error():
-            raise RuntimeError(reply.error.reason)
-        if record not in reply.content.array_records:
-            names = ", ".join(sorted(reply.content.array_records)) or "no ArrayRecord"
-            raise WrongAppError(
-                key="reply_record", given=record, allowed=f"the reply has {names}; nothing of it has left"
-            )
-        after = arrays_of(reply.content, record)
-        if not set(after) & set(layout.trained):
-            raise WrongAppError(
-                f"the reply's {record} has none of the arrays that were sent: no update can be made of it"
-            )
-        if first:
-            self._tell_kept(reply.content, record)
-        statistics = update_of(before, after, layout.statistics, own.reply) if own.statistics is not None else {}
-        numbers = self._numbers(reply.content, "train")
-        update = update_of(before, after, layout.trained, own.reply)
-        return _Answer(update, statistics, numbers, self._sent(reply.content))
+    def _asked(self, message: Message, context: Context) -> _Asked:
+        """Charge the ledger for the answer; nothing here has seen the client's data, so errors are raised."""
+        own, client = self.settings.privatise, client_of(context)
+        record = record_of(message.content, own.record)
+        reply_record = own.reply_record or REPLIES.get(record, record)
+        if reply_record in own.passed:
+            raise WrongAppError(f"privatise.pass names {reply_record}, the very record that is to be protected")
+        received = arrays_of(message.content, record)
+        layout = self._layout(client, received)
+        before = {name: _typed(value, layout.types[name]) for name, value in received.items()}
+        _warn_of_crafted(before)
+        protocol = protocol_of(context) if self.settings.mechanism.noise_at == "sum" else None
+        ledger = self._ledger(client, before, layout, "clients" if protocol is None else "sum")
+        if protocol is not None:
+            check_protocol(protocol, ledger.plan, before, (*layout.trained, *layout.copies), own.reply)
+        line = ledger.charge(context.run_id, round_of(message))
+        asked = _Asked(message, context, reply_record, before, layout, protocol, ledger, line)
+        if asked.is_first:
+            self._forecast(ledger.plan, before, layout)
+        if protocol is not None:
+            check_claim(line)
+        return asked
+
+    def _answer(self, asked: _Asked, call_next: ClientAppCallable) -> _Answer:
+        """Ask the app: the update and what else is sent; all that looks at an answer is in here, and may raise."""
+        own, before, layout = self.settings.privatise, asked.before, asked.layout
+        with _watched(asked.is_first, before, layout):
+            content = _content_with(asked.record, call_next(asked.message, asked.context))
+            after = arrays_of(content, asked.record)
+            if not set(after) & set(layout.trained):
+                raise WrongAppError(
+                    f"the reply's {asked.record} has none of the arrays that were sent: no update can be made of it"
+                )
+            if asked.is_first:
+                self._tell_kept(content, asked.record)
+            statistics = update_of(before, after, layout.statistics, own.reply) if own.statistics is not None else {}
+            numbers = self._numbers(content, "train")
+            update = update_of(before, after, layout.trained, own.reply)
+            return _Answer(update, statistics, numbers, self._sent(content))
+
+    def _release(self, asked: _Asked, answer: _Answer) -> Vector:
+        """Clip and noise the update, whole or as a share of the noise on a sum, and statistics with their own noise."""
+        own, plan = self.settings.privatise, asked.ledger.plan
+        released_update = plan.release_update if asked.protocol is None else partial(share_of, plan)
+        release = released_update(answer.update, self._noise(asked.line).stream("noise"))
+        if own.statistics is None or not asked.layout.statistics:
+            return release
+        statistics = self._released(own.statistics, answer.statistics, "statistics", asked.context, asked.message)
+        return release | statistics
 
     def _numbers_alone(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer another message with the numbers that have a mechanism of their own, or refuse it."""
@@ -300,8 +311,15 @@ class Privatiser:
         line = ledger.charge(context.run_id, round_of(message))
         return plan.release_update(values, self._noise(line).stream(part))
 
-    def _reply_arrays(self, before: Vector, release: Vector, layout: Layout, exactly: bool = False) -> Vector:
-        """What leaves: what came plus the release, in the replies' form; variances are not below zero unless summed."""
+    def _reply_arrays(self, asked: _Asked, release: Vector) -> Vector:
+        """What leaves: what came plus the release; in a sum, whole steps of SecAgg+'s grid."""
+        if asked.protocol is None:
+            return self._moved(asked.before, release, asked.layout)
+        rounded = asked.protocol.rounded
+        return rounded(self._moved(rounded(asked.before), release, asked.layout, exactly=True))
+
+    def _moved(self, before: Vector, release: Vector, layout: Layout, exactly: bool = False) -> Vector:
+        """What came plus the release, in the replies' form; variances are not below zero unless summed."""
         form = self.settings.privatise.reply
         whole = form == "weights"
         listed = all(name.isdigit() for name in before)
@@ -317,20 +335,22 @@ class Privatiser:
             arrays[name] = as_sent(result, value.dtype)
         return arrays
 
-    def _content(self, record: str, arrays: Vector, sent: RecordDict, counted: int) -> RecordDict:
+    def _content(self, asked: _Asked, answer: _Answer, arrays: Vector) -> RecordDict:
         """A reply as the app's own are, with nothing of its data but the release and what the settings let out."""
-        legacy = record in REPLIES.values()
+        sent, legacy = answer.sent, asked.record in REPLIES.values()
         name, weight = ("fitres.num_examples", "num_examples") if legacy else ("metrics", WEIGHT)
         weight = self.settings.privatise.weight or weight
-        content = RecordDict({record: pack(arrays)})
+        content = RecordDict({asked.record: pack(arrays)})
         if legacy:
             content["fitres.metrics"] = ConfigRecord({})
             content["fitres.status"] = ConfigRecord({"code": 0, "message": ""})
         for key, value in sent.items():
             content[key] = value
         name = next(iter(sent.metric_records), name)
+        counted = 1 if asked.protocol is None else int(asked.protocol.weight)
         metrics: dict[str, Any] = {weight: counted, **sent.metric_records.get(name, {})}
         content[name] = MetricRecord(metrics)
+        self._add_numbers(content, answer.numbers, asked.context, asked.message)
         return content
 
     def _sent(self, content: RecordDict) -> RecordDict:
@@ -390,6 +410,24 @@ class Privatiser:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             told = {"type": kind, "run": run, "round": number, "covered": "by nothing"}
             append_line(folder / f"client-{client}-passed.jsonl", json.dumps(told))
+
+
+def _warn_of_crafted(received: Vector) -> None:
+    """Say in the client's log that parameters look as a server makes them to read single records."""
+    for name, (copies, rows) in copied_rows(received).items():
+        _LOG.warning(_MADE, copies, rows, name)
+    if (alone := lonely_bias(received)) is not None:
+        _LOG.warning(_DECIDES, *alone)
+
+
+def _content_with(record: str, reply: Message) -> RecordDict:
+    """The content of an app's reply, which has this record."""
+    if reply.has_error():
+        raise RuntimeError(reply.error.reason)
+    if record not in reply.content.array_records:
+        names = ", ".join(sorted(reply.content.array_records)) or "no ArrayRecord"
+        raise WrongAppError(key="reply_record", given=record, allowed=f"the reply has {names}; nothing of it has left")
+    return reply.content
 
 
 @contextmanager

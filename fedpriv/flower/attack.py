@@ -4,7 +4,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,40 +127,20 @@ def attack_tapped(
     if not (everything or exchanges):
         raise InputError(f"{folder} holds no observations: the clients' logs say why")
     wanted = _chosen(everything, exchanges, victims, folder)
-    until = time.monotonic() + seconds
-    found = _Found([], [], [], [], [])
+    campaign = _Campaign(folder, tapped, tuple(names), settings, progress, time.monotonic() + seconds)
     for place, upload in enumerate(wanted):
-        try:
-            victim = _victim(tapped, folder, upload, everything)
-        except InputError as error:
-            if tapped.model is not None:
-                raise
-            found.refused.append(f"No gradient attack on {upload.name}: {error}.")
-            continue
-        found.heard.append(upload)
-        usual = ("iga",) if victim.about.task in OWN_LOSS else _ATTACKS[victim.about.kind]
-        named = tuple(names) or tuple(name for name in settings if all(name not in each for each in _ATTACKS.values()))
-        chosen = named or usual
-        for number, name in enumerate(chosen):
-            share = (len(wanted) - place) * len(chosen) - number  # time that one attack leaves is that of all others
-            budget = (until - time.monotonic()) / share
-            _attack(folder, victim, name, settings.get(name, {}), found, progress, budget)
-        if victim.judge is not None and (offers := _offers(victim.judge)):
-            found.scores.extend(score_guesses(offers, victim.judge, victim.public.std, perceptual=False).scores)
+        campaign.attack(upload, everything, len(wanted) - place)
+    found = campaign.found
     for text in dict.fromkeys(found.told):
         progress.warn(text)
     results = attack_results(found.scores, AdversaryConfig().success_ssim, _NO_LPIPS)
-    attacked = {upload.stem for upload in found.heard if upload.name not in found.unattacked}
-    summed = {upload.observation.round for upload in found.heard if upload.is_summed}
-    left = [each for each in exchanges if each.stem not in attacked and not (each.summed and each.round in summed)]
-    others = [each for each in left if not victims or each.name in victims]
-    proven = [_proven(found.heard)] if found.heard else []
+    others = [each for each in found.left_of(exchanges) if not victims or each.name in victims]
     verdict = (
         *_looked_at(folder, tapped, others, everything),
         *found.refused,
         *_forms(found.heard),
         *_measured(results, found.heard),
-        *proven,
+        *([_proven(found.heard)] if found.heard else []),
     )
     summary = TappedSummary(results, verdict, tuple(dict.fromkeys(found.told)), tuple(found.pictures))
     with writing(""):
@@ -172,11 +152,12 @@ def attack_tapped(
 class _Found:
     """What came of the attacks so far."""
 
-    heard: list[_TappedUpload]  # uploads whose network is known
-    scores: list[Score]
-    told: list[str]  # what makes an attack mean less
-    pictures: list[str]
-    refused: list[str]  # sentences on attacks that were not made, or whose failure shows nothing
+    heard: list[_TappedUpload] = field(default_factory=list)  # uploads whose network is known
+    scores: list[Score] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)  # what makes an attack mean less
+    pictures: list[str] = field(default_factory=list)
+    # sentences on attacks that were not made, or whose failure shows nothing
+    refused: list[str] = field(default_factory=list)
 
     @property
     def unattacked(self) -> set[str]:
@@ -185,6 +166,13 @@ class _Found:
         shown = {path.rpartition("/")[2][:9] for path in self.pictures}
         kept = [each for each in self.heard if (each.observation.round, each.observation.client) not in made]
         return {each.name for each in kept if each.observation.stem[:9] not in shown}
+
+    def left_of(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
+        """Replies that no gradient attack was made on, alone or in their round's sum."""
+        unattacked = self.unattacked
+        attacked = {upload.stem for upload in self.heard if upload.name not in unattacked}
+        summed = {upload.observation.round for upload in self.heard if upload.is_summed}
+        return [each for each in exchanges if each.stem not in attacked and not (each.summed and each.round in summed)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,41 +222,74 @@ def _as_seen(upload: _TappedUpload) -> Exchange:
     return about if about.example else replace(about, example=public.shape, task="classes")
 
 
-def _attack(
-    folder: Path,
-    victim: _TappedVictim,
-    name: str,
-    settings: Mapping[str, Any],
-    found: _Found,
-    progress: Progress,
-    seconds: float,
-) -> None:
-    """Make one attack, and enter what came of it: a failure counts if the training was seen right, and only then."""
-    what = f"{name} on {victim.observation.title}"
-    if seconds <= 0:
-        found.refused.append(f"{what}: not run, time was up: --seconds gives more.")
-        return
-    replay, attack = victim.replay, known_attack(name)
-    if replay is not None and not replay.is_right and attack.simulates and victim.line is None:
-        found.refused.append(f"{what}: not attacked: {replay.doubt}.")
-        return
-    progress.stage(what)
-    try:
-        reconstruction, remarks = _reconstructed(victim, name, settings, seconds)
-    except InputError as error:
-        found.refused.append(f"{what}: {worded(str(error).removeprefix(f'attack {name}: '), victim.about.kind)}.")
-        return
-    if victim.about.noise in _WITHIN:
-        found.told.append(f"the noise of {victim.about.noise} is in the training, so that was not repeated")
-    found.told.extend([*victim.about.remarks, *remarks, *([replay.remark] if replay and replay.remark else [])])
-    found.pictures.append(_pictured(folder, victim, reconstruction, name))
-    if victim.judge is None:
-        return
-    scores = _scored(victim, reconstruction, name)
-    if replay is not None and replay.doubt and not any(score.recovered for score in scores if score.chosen):
-        found.refused.append(f"{what}: it recovered nothing, and that shows nothing: {replay.doubt}.")
-        return
-    found.scores.extend(scores)
+@dataclass(frozen=True, eq=False)
+class _Campaign:
+    """The attacks of one command, one after the other until its time is up."""
+
+    folder: Path
+    tapped: Tapped
+    names: tuple[str, ...]  # of the attacks; empty: those that fit
+    settings: Mapping[str, Mapping[str, Any]]  # by attack
+    progress: Progress
+    until: float  # by time.monotonic()
+    found: _Found = field(default_factory=_Found)
+
+    def attack(self, upload: _TappedUpload, everything: Sequence[_TappedUpload], left: int) -> None:
+        """Attack an upload, the first of so many that are left: all attacks have equal shares of the time."""
+        try:
+            victim = _victim(self.tapped, self.folder, upload, everything)
+        except InputError as error:
+            if self.tapped.model is not None:
+                raise
+            self.found.refused.append(f"No gradient attack on {upload.name}: {error}.")
+            return
+        self.found.heard.append(upload)
+        chosen = self._chosen(victim.about)
+        for number, name in enumerate(chosen):
+            share = left * len(chosen) - number  # time that one attack leaves is that of all others
+            self._attack(victim, name, (self.until - time.monotonic()) / share)
+        if victim.judge is not None and (offers := _offers(victim.judge)):
+            guesses = score_guesses(offers, victim.judge, victim.public.std, perceptual=False)
+            self.found.scores.extend(guesses.scores)
+
+    def _chosen(self, about: Exchange) -> tuple[str, ...]:
+        """The attacks that were named, here or by their settings, or those that fit what an example is."""
+        named = self.names or tuple(
+            name for name in self.settings if all(name not in each for each in _ATTACKS.values())
+        )
+        return named or (("iga",) if about.task in OWN_LOSS else _ATTACKS[about.kind])
+
+    def _attack(self, victim: _TappedVictim, name: str, seconds: float) -> None:
+        """Make one attack, and enter what came of it: a failure counts only if the training was seen right."""
+        what = f"{name} on {victim.observation.title}"
+        if seconds <= 0:
+            self.found.refused.append(f"{what}: not run, time was up: --seconds gives more.")
+            return
+        replay, attack = victim.replay, known_attack(name)
+        if replay is not None and not replay.is_right and attack.simulates and victim.line is None:
+            self.found.refused.append(f"{what}: not attacked: {replay.doubt}.")
+            return
+        self.progress.stage(what)
+        try:
+            reconstruction, remarks = _reconstructed(victim, name, self.settings.get(name, {}), seconds)
+        except InputError as error:
+            self.found.refused.append(
+                f"{what}: {worded(str(error).removeprefix(f'attack {name}: '), victim.about.kind)}."
+            )
+            return
+        if victim.about.noise in _WITHIN:
+            self.found.told.append(f"the noise of {victim.about.noise} is in the training, so that was not repeated")
+        self.found.told.extend(
+            [*victim.about.remarks, *remarks, *([replay.remark] if replay and replay.remark else [])]
+        )
+        self.found.pictures.append(_pictured(self.folder, victim, reconstruction, name))
+        if victim.judge is None:
+            return
+        scores = _scored(victim, reconstruction, name)
+        if replay is not None and replay.doubt and not any(score.recovered for score in scores if score.chosen):
+            self.found.refused.append(f"{what}: it recovered nothing, and that shows nothing: {replay.doubt}.")
+            return
+        self.found.scores.extend(scores)
 
 
 def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
