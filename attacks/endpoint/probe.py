@@ -56,25 +56,10 @@ def probe_run(
     shown = answers or source.usual(experiment)
     pixels = int(np.prod(world.dataset.shape))
     budget = source.budget(experiment, shown, questions) or max(_FEWEST_QUESTIONS, 2 * (pixels + 1))
-    findings: list[ProbeOutcome] = []
-    refusals: list[str] = []
     with cpu_threads(experiment.engine.threads):
         endpoint = source.open(folder, world, shown)
         scene = _scene(folder, world, threat, endpoint, budget)
-        referee = _referee(folder, world, endpoint)
-        for number, attack in enumerate(attacks):
-            progress.advanced("attacks", number, len(attacks))
-            refusal = threat.refusal(attack.name, attack.needs) or attack.refusal(scene)
-            try:
-                if refusal is not None:
-                    raise InputError(refusal)
-                progress.stage(f"{attack.title}, up to {scene.budget} questions")
-                findings += attack.run(scene, referee)
-            except InputError as error:
-                refusals.append(str(error))
-                if len(attacks) > 1:
-                    progress.warn(str(error))
-    progress.advanced("attacks", len(attacks), len(attacks))
+        findings, refusals = _made(attacks, scene, _referee(folder, world, endpoint), threat, progress)
     if not findings:
         raise InputError("; ".join(refusals))
     probe = Probe(
@@ -90,6 +75,27 @@ def probe_run(
         write_probe(folder, probe, pictures)
         folder.write_summary(summary.with_found({"probe": probe}))
     return probe
+
+
+def _made(
+    attacks: Sequence[ModelAttack], scene: ProbeScene, referee: ProbeReferee, threat: ThreatModel, progress: Progress
+) -> tuple[list[ProbeOutcome], list[str]]:
+    """Make the attacks one after the other: what came of them, and why others could not be made."""
+    outcomes: list[ProbeOutcome] = []
+    refusals: list[str] = []
+    for number, attack in enumerate(attacks):
+        progress.advanced("attacks", number, len(attacks))
+        try:
+            if refusal := threat.refusal(attack.name, attack.needs) or attack.refusal(scene):
+                raise InputError(refusal)
+            progress.stage(f"{attack.title}, up to {scene.budget} questions")
+            outcomes += attack.run(scene, referee)
+        except InputError as error:
+            refusals.append(str(error))
+            if len(attacks) > 1:
+                progress.warn(str(error))
+    progress.advanced("attacks", len(attacks), len(attacks))
+    return outcomes, refusals
 
 
 def _usual(attacks: Sequence[ModelAttack]) -> str | None:

@@ -135,28 +135,20 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     delta = _delta(world, policy)
     made = made_source(place, world, policy, None)
     scale = policy.scale(made.facts, config.answers, delta)
-    guarantee = policy.guarantee(made.facts, config.answers, delta, ledger)
-    if not policy.repeats_noise:
-        guarantee = replace(guarantee, notes=(*guarantee.notes, _EXACT))
-    elif scale and world.experiment.noise == "reproducible":
+    guarantee = _guaranteed(
+        policy.guarantee(made.facts, config.answers, delta, ledger), policy, scale, world.experiment
+    )
+    if REPRODUCIBLE in guarantee.notes:
         progress.warn(REPRODUCIBLE)
-        guarantee = replace(guarantee, notes=(*guarantee.notes, REPRODUCIBLE))
     whole = with_earlier(guarantee, policy, world, made.facts)
     learnt = None if made.head is None else made.head.learnt
     secret = _secret(place, world.experiment, config, "" if learnt is None else learnt.facts.digest)
-    if made.voters is not None:
-        if scale > made.facts.models / 4:
-            progress.warn(
-                f"noise of {scale:.3g} votes on {made.facts.models} voters leaves little of their answers: use more of "
-                "them, fewer answers, or a larger epsilon"
-            )
-        write_whole(place / "voters.safetensors", save(dict(made.voters.stack)), mode=0o600, durable=True)
-    if learnt is not None:
-        write_whole(place / STORED, learnt.content, durable=True)
-    if made.head is not None:
-        write_whole(
-            place / "model.safetensors", save({"weights": _released(policy, made, scale, secret)}), durable=True
+    if made.voters is not None and scale > made.facts.models / 4:
+        progress.warn(
+            f"noise of {scale:.3g} votes on {made.facts.models} voters leaves little of their answers: use more of "
+            "them, fewer answers, or a larger epsilon"
         )
+    _write_source(place, policy, made, scale, secret)
     trial = _oracle(world, policy, made, scale, Secret.drawn())
     referee = _referee(world, trial, made, config.answers, guarantee)
     if whole.epsilon != guarantee.epsilon:
@@ -182,6 +174,27 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     )
     write_once(place / "service.json", _json(service.model_dump(mode="json")))
     return service
+
+
+def _guaranteed(guarantee: Guarantee, policy: AnswerPolicy, scale: float, experiment: Experiment) -> Guarantee:
+    """What is proven, with a note where noise is not drawn anew for each answer, or can be computed again."""
+    if not policy.repeats_noise:
+        return replace(guarantee, notes=(*guarantee.notes, _EXACT))
+    if scale and experiment.noise == "reproducible":
+        return replace(guarantee, notes=(*guarantee.notes, REPRODUCIBLE))
+    return guarantee
+
+
+def _write_source(place: Path, policy: AnswerPolicy, made: AnswerSource, scale: float, secret: Secret) -> None:
+    """Write what answers come from: voters, whose votes are secret, or a head with its noise, and the network below."""
+    if made.voters is not None:
+        write_whole(place / "voters.safetensors", save(dict(made.voters.stack)), mode=0o600, durable=True)
+    if made.head is None:
+        return
+    if made.head.learnt is not None:
+        write_whole(place / STORED, made.head.learnt.content, durable=True)
+    weights = _released(policy, made, scale, secret)
+    write_whole(place / "model.safetensors", save({"weights": weights}), durable=True)
 
 
 def _opened(place: Path, world: World, service: Service, experiment: Experiment) -> Served:
