@@ -96,7 +96,7 @@ def table_name(model: nn.Module, vocabulary: int) -> str:
     return f"{_tables(model, vocabulary)[0]}.weight"
 
 
-def _lookups(model: nn.Module, vocabulary: int) -> list[nn.Module]:
+def lookup_layers(model: nn.Module, vocabulary: int) -> list[nn.Module]:
     """The layers that turn tokens into vectors: those of the table, with what an adapter adds to it."""
     names = _tables(model, vocabulary)
     return list(dict.fromkeys(model.get_submodule(name.removesuffix(WRAPPED)) for name in names))
@@ -104,7 +104,7 @@ def _lookups(model: nn.Module, vocabulary: int) -> list[nn.Module]:
 
 def token_vectors(model: nn.Module, vocabulary: int) -> Tensor:
     """Return the vectors (V, width) that the network's own layer makes of all tokens."""
-    lookup = _lookups(model, vocabulary)[0]
+    lookup = lookup_layers(model, vocabulary)[0]
     return _all_vectors(lookup, vocabulary, next(lookup.parameters()).device).detach()
 
 
@@ -123,7 +123,7 @@ def table_factor(model: nn.Module, vocabulary: int) -> float | None:
 
 def lookup_parameters(model: nn.Module, vocabulary: int) -> tuple[str, ...]:
     """Return the names of the parameters from which tokens' vectors are computed."""
-    own = {id(value) for lookup in _lookups(model, vocabulary) for value in lookup.parameters()}
+    own = {id(value) for lookup in lookup_layers(model, vocabulary) for value in lookup.parameters()}
     return tuple(name for name, value in model.named_parameters() if id(value) in own)
 
 
@@ -141,7 +141,7 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
     """
     soft = copy.deepcopy(model)
     feed = _Feed(vocabulary, kind)
-    for lookup in _lookups(soft, vocabulary):
+    for lookup in lookup_layers(soft, vocabulary):
         if kind == "vectors":
             lookup.requires_grad_(False)
         lookup.register_forward_pre_hook(feed.asked)

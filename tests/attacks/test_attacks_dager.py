@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.attacks.texts.dager import Span, Unusable, find_probes, inputs_of, present_tokens, span_of
+from fedpriv.attacks.texts.dager import Span, Unusable, present_tokens, span_of
+from fedpriv.attacks.texts.probes import find_probes, inputs_of
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
@@ -82,6 +83,21 @@ def test_labelled_sentences_are_read_whole(kind: str, batch: int) -> None:
     assert read_off(campaign) == true(tokens, labels)
     assert "unexplained" in campaign.found[0].note and "missing" not in campaign.found[0].note
     assert campaign.found[0].loss is not None and campaign.found[0].loss < 1e-3
+
+
+def test_more_sentences_than_a_deeper_row_space_holds() -> None:
+    """Eighty positions fill the second block's 63 dimensions: the first attention tells which tokens stood together."""
+    torch.manual_seed(1)
+    model, tokens = Encoder(VOCABULARY, LENGTH, WIDTH, 2, 2, 2), sentences(6, seed=5, length=8)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name:  # as if they had been trained
+                value += 0.1 * torch.randn(value.shape)
+    tokens[0, 3] = tokens[0, 5] = tokens[1, 2]  # twice in one sentence, and in another one
+    labels = torch.arange(6) % 2
+    campaign = attacked("dager", model, gradient(model, tokens, labels), 6, shape=(1, 1, 8), starts=1)
+    assert read_off(campaign) == true(tokens, labels)
+    assert "put together by the first attention" in campaign.found[0].note
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
