@@ -621,7 +621,7 @@ def _sentences(
     attended: list[Sentence] = []
     if not scene.is_next and not first[0].noisy:
         tokens = sorted({token for each in kept.tokens[1:] for token in each})
-        attended = attended_sentences(scene, victim, network, first[0].probe, tokens)
+        attended = _attended(scene, victim, network, first[0].probe, tokens)
     if attended and (reach == "none" or _weighed(scene, victim, attended).unexplained <= CERTIFIED):
         return _Found(attended, [], f"{counts}, put together by the first attention")
     if reach == "none":
@@ -634,6 +634,24 @@ def _sentences(
     if not both:
         raise AttackRefused(f"{counts}: of {tried} sentences that were tried the row spaces hold none")
     return _Found(both, [], f"{counts}, {tried} sentences tried")
+
+
+def _attended(
+    scene: TextScene, victim: Victim, network: nn.Module, probe: ProbedLayers, tokens: Sequence[int]
+) -> list[Sentence]:
+    """Sentences by the first attention, then those in what the ones before leave of the upload, and so on."""
+    found: list[Sentence] = []
+    left = victim
+    while len(found) < victim.model.examples:
+        more = [each for each in attended_sentences(scene, left, network, probe, tokens) if each not in found]
+        if not more:
+            break
+        found += more
+        labels = torch.tensor(_weighed(scene, victim, found).labels[: len(found)], device=scene.device)
+        own = scene.gradient(victim.parameters, padded(found, scene.length).to(scene.device), labels.clamp(min=0))
+        share = len(found) / victim.model.examples
+        left = replace(left, gradient={name: value - share * own[name] for name, value in victim.gradient.items()})
+    return found
 
 
 def _weighed(
