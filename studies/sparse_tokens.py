@@ -1,13 +1,15 @@
-"""Tokens of batches, found in noisy gradients of the pretrained Llama's first layer, with a guess and a ceiling.
+"""Tokens of batches, found in noisy gradients of a transformer's first layer, with a guess and a ceiling.
 
-Usage: python -m studies.sparse_tokens [--networks llama,lora] [--batches 1,4,16] [--clients 4] [--length 16]
+Usage: python -m studies.sparse_tokens [--networks llama,lora,gpt,gpt-lora,encoder] [--batches 1,4,16] [--clients 4]
+           [--length 16]
 
-Each client uploads one gradient of sequences of Shakespeare's text, of all parameters or of adapters of rank 4, whose
-second factors are drawn at random as if they had been trained; with noise it is clipped to 1. A token that was found
-counts if it occurs in the batch; the guess names as many tokens, those that are most frequent in public texts; the
-ceiling is the proven one of its rate. ``picked``: the most probable of 100 sentences for the first of each batch, the
-others known, which no decision is right more often than; a guess is right in 1 %, and its ceiling is printed, too. Ends
-with 1 if a rate is above its ceiling by more than chance allows (1 %). Needs the folder that FEDPRIV_DATA names.
+Each client uploads one gradient of sequences of Shakespeare's text through the pretrained Llama, or of sentences of
+SST-2 through an untrained GPT or encoder of two blocks and width 256; of all parameters, or of adapters of rank 4,
+whose second factors are drawn at random as if they had been trained. With noise it is clipped to 1. A token that was
+found counts if it occurs in the batch; the guess names as many tokens, those that are most frequent in public texts;
+the ceiling is the proven one of its rate. ``picked``: the most probable of 100 sentences for the first of each batch,
+the others known, which no decision is right more often than; a guess is right in 1 %, and its ceiling is printed, too.
+Ends with 1 if a rate is above its ceiling by more than chance allows (1 %). Needs the folder that FEDPRIV_DATA names.
 """
 
 import sys
@@ -37,7 +39,7 @@ NOISE = (
     ("vmf", "kappa", 1e5),
     ("vmf", "kappa", 1e3),
 )
-NETWORKS = ("llama", "lora")
+NETWORKS = ("llama", "lora", "gpt", "gpt-lora", "encoder")
 ADAPTED = 0.02  # the deviation of the adapters' second factors
 
 
@@ -67,14 +69,14 @@ def _measured(world: World) -> tuple[list[str], bool]:
         raise ValueError("the uploads are not of texts")
     scene = TextScene.of(world.model, public.shape, public.classes, public.text, world.dataset.x_test)
     frequent = world.dataset.x_test.flatten().long().bincount(minlength=public.text.vocabulary)
-    frequent[PAD] = 0
+    frequent[[PAD, *scene.opening]] = 0
     right = occurring = wrong = guessed = picked = 0
     victims = prepare_victims(observations, scene.names, scene.device)
     for victim in victims:
         found = likely_tokens(scene, victim, scene.with_parameters(victim.parameters))
         named = set() if found is None else {*found.tolist()}
         rows = world.uploaded_rows(victim.client, FIRST)
-        true = {*world.dataset.x_train[rows].flatten().long().tolist()} - {PAD}
+        true = {*world.dataset.x_train[rows].flatten().long().tolist()} - {PAD, *scene.opening}
         right, occurring, wrong = right + len(named & true), occurring + len(true), wrong + len(named - true)
         guessed += len({*frequent.topk(len(true)).indices.tolist()} & true)
         picked += is_picked(scene, victim, world, rows)
@@ -97,14 +99,18 @@ def _adapted(world: World) -> State:
 
 
 def _world(network: str, batch: int, clients: int, length: int, mechanism: dict[str, object]) -> World:
+    pretrained = network in ("llama", "lora")
+    text = {"tokenizer": "llama", "pack": True} if pretrained else {"tokenizer": "word", "vocabulary": 4096}
+    sizes = {"name": "llama"} if pretrained else {"name": network.split("-")[0], "width": 256, "depth": 2}
     tree = {
         "seed": 1,
         "data": {
-            "name": "shakespeare",
-            "partition": "key",
-            "text": {"tokenizer": "llama", "length": length, "pack": True, "tests": 512},
-        },
-        "model": {"name": "llama"} | ({"lora_rank": 4} if network == "lora" else {}),
+            "name": "shakespeare" if pretrained else "sst2",
+            "partition": "key" if pretrained else "iid",
+            "text": {"length": length, "tests": 512} | text,
+        }
+        | ({} if pretrained else {"train_examples": 4000}),
+        "model": sizes | ({"lora_rank": 4} if "lora" in network else {}),
         "federation": {"clients": clients, "rounds": 1},
         "training": {"batch_size": batch},
         "mechanism": mechanism,

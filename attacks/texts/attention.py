@@ -11,14 +11,14 @@ DAGER searches for these sentences instead, and needs the row space of a deeper 
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.attacks.texts.probes import ProbedLayers, inputs_of
+from fedpriv.attacks.texts.probes import SMALLER, ProbedLayers, inputs_of, inputs_scaled, position_layers
 from fedpriv.attacks.texts.scene import TextScene, padded
 from fedpriv.attacks.texts.soft import lookup_layers
 from fedpriv.core.names import END, START
@@ -27,7 +27,6 @@ from fedpriv.gradients.calls import copied
 HOLDS = 1e-3  # relative error up to which equations hold
 PLACED = 1e-2  # relative difference of the coefficients of a token and of its positions
 FITS = 1e-7  # of an input, up to which it is a sum of the parts
-SMALLER = 0.03  # a token's vector, next to which a norm's epsilon is not nothing
 ITERATIONS = 100  # of the fixed point, at most
 SETTLED = 1e-3  # change of the strengths, of the largest
 FLOOR = 1e-10  # of the largest strength: rounding
@@ -112,13 +111,13 @@ class _Parts:
 def _parts(scene: TextScene, network: nn.Module, probe: ProbedLayers, tokens: Sequence[int]) -> _Parts | None:
     """Take inputs apart; ``None``: they are no such sums."""
     size = scene.format.vocabulary
-    others = [layer for layer in network.modules() if isinstance(layer, nn.Embedding) and layer.num_embeddings != size]
-    lookups, laid = lookup_layers(network, size), torch.tensor([*tokens, START])[:, None].expand(-1, scene.length)
+    lookups, others = lookup_layers(network, size), position_layers(network, size)
+    laid = torch.tensor([*tokens, START])[:, None].expand(-1, scene.length)
     whole = inputs_of(network, [probe], laid)[probe.layer]
-    nothing = _scaled(network, probe, laid[:1], {0.0: [*lookups, *others]})[0, 0]
-    of_tokens = _scaled(network, probe, laid[:-1], {0.0: others})[:, 1] - nothing
-    of_positions = _scaled(network, probe, laid[:1], {0.0: lookups})[0, 1:] - nothing
-    smaller = _scaled(network, probe, laid[:2], {0.0: others, SMALLER: lookups})[:, 1] - nothing
+    nothing = inputs_scaled(network, probe, laid[:1], {0.0: [*lookups, *others]})[0, 0]
+    of_tokens = inputs_scaled(network, probe, laid[:-1], {0.0: others})[:, 1] - nothing
+    of_positions = inputs_scaled(network, probe, laid[:1], {0.0: lookups})[0, 1:] - nothing
+    smaller = inputs_scaled(network, probe, laid[:2], {0.0: others, SMALLER: lookups})[:, 1] - nothing
     pairs = [torch.stack([nothing, of_tokens[number], smaller[number]]) for number in (0, 1)]
     basis = torch.cat([of_tokens, of_positions, whole[-1, :1], _common(*pairs)])
     inputs = whole[:-1, 1:].flatten(0, 1)
@@ -140,22 +139,6 @@ def _common(one: Tensor, other: Tensor) -> Tensor:
     left, cosines, _ = torch.linalg.svd(spans[0] @ spans[1].mT)
     shared: Tensor = left[:, : len(cosines)][:, cosines > 1 - FITS].mT @ spans[0]
     return shared
-
-
-def _scaled(
-    network: nn.Module, probe: ProbedLayers, tokens: Tensor, changes: Mapping[float, Sequence[nn.Module]]
-) -> Tensor:
-    """What goes into a probe where some layers give so many times what they do."""
-    handles = [
-        layer.register_forward_hook(lambda _, __, made, factor=factor: factor * made)
-        for factor, layers in changes.items()
-        for layer in layers
-    ]
-    try:
-        return inputs_of(network, [probe], tokens)[probe.layer]
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _keys_and_queries(network: nn.Module, layers: _Layers, basis: Tensor) -> tuple[Tensor, Tensor]:

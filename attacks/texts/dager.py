@@ -18,10 +18,18 @@ from fedpriv.attacks.reconstruction.scene import Progress, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.attention import attended_sentences
 from fedpriv.attacks.texts.lookup import Lookup
-from fedpriv.attacks.texts.probes import ProbedLayers, find_probes, inputs_of
+from fedpriv.attacks.texts.probes import (
+    SMALLER,
+    ProbedLayers,
+    find_probes,
+    inputs_of,
+    inputs_scaled,
+    position_layers,
+)
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.attacks.texts.scoring import HELD, Language, Texts
 from fedpriv.attacks.texts.search import Climb, Ground
+from fedpriv.attacks.texts.soft import lookup_layers
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients.calls import dropout_layers
@@ -437,32 +445,64 @@ def read(
         return _by_row_spaces(scene, victim, network, limits, stream, progress)
     except AttackRefused as refusal:
         tokens = likely_tokens(scene, victim, network)
-        if tokens is None:
+        if tokens is None or not _are_usable(scene, victim, network, tokens):
             raise
         reading = read_in_order(scene, victim, tokens, limits.rounds)
         return replace(reading, note=f"{refusal}; {reading.note}")
 
 
+def _are_usable(scene: TextScene, victim: Victim, network: nn.Module, tokens: Tensor) -> bool:
+    """Whether a search can order tokens: with a table of positions, those of one sentence, neither few nor many."""
+    if not position_layers(network, scene.format.vocabulary):
+        return True
+    return victim.model.examples == 1 and BY_CHANCE < len(tokens) <= scene.length
+
+
 def likely_tokens(scene: TextScene, victim: Victim, network: nn.Module) -> Tensor | None:
-    """Tokens by the likelihood of a gradient, where inputs are those of tokens alone; ``None``: none is found."""
+    """Tokens by the likelihood of a gradient, where inputs are sums of a token's part and others; ``None``: none is."""
     if victim.model.training is not None or victim.more:
         return None
     probes = find_probes(network, scene.names, scene.length, scene.format.vocabulary)
-    vocabulary = torch.arange(scene.format.vocabulary)
     for probe in (each for each in probes if each.reach == "token"):
-        placed = inputs_of(network, [probe], vocabulary[END:, None].expand(-1, 2)[:_CHUNK])
-        if _is_placed(placed[probe.layer]):
-            continue
-        inputs = inputs_of(network, [probe], vocabulary[:, None])[probe.layer][:, 0]
-        allowed = scene.inner.clone()
-        allowed[list(scene.opening)] = True
-        gradient = probe.gradient(victim.gradient)
+        gradient, deviation = probe.gradient(victim.gradient), _deviation(victim, probe)
         if not bool(gradient.any()) or not bool(torch.isfinite(gradient).all()):
             continue
-        found = present_tokens(gradient, inputs * allowed[:, None], _deviation(victim, probe))
+        parts = _token_parts(scene, network, probe)
+        if parts is None:
+            continue
+        vectors, ever = parts
+        outside = torch.eye(probe.width).to(ever) - torch.linalg.pinv(ever, rtol=PARTS) @ ever
+        found = present_tokens(gradient.double() @ outside, vectors.double() @ outside, deviation)
         if len(found):
             return found
     return None
+
+
+def _token_parts(scene: TextScene, network: nn.Module, probe: ProbedLayers) -> tuple[Tensor, Tensor] | None:
+    """The part of inputs that each token has, (V, n), and what they have of positions and biases, float64 (m, n).
+
+    Zero for tokens that nothing is to be found of; ``None``: inputs are no such sums.
+    """
+    size, allowed = scene.format.vocabulary, scene.inner.clone()
+    everything = torch.arange(size)[:, None]
+    if not _is_placed(inputs_of(network, [probe], everything[END:_CHUNK].expand(-1, 2))[probe.layer]):
+        allowed[list(scene.opening)] = True
+        vectors = inputs_of(network, [probe], everything)[probe.layer][:, 0]
+        return vectors * allowed[:, None], vectors.new_zeros(1, probe.width).double()
+    if not scene.opening:
+        return None
+    lookups, others = lookup_layers(network, size), position_layers(network, size)
+    laid = everything.expand(-1, scene.length)
+    vectors = torch.cat([inputs_scaled(network, probe, some, {0.0: others})[:, 1] for some in laid.split(_CHUNK)])
+    silent: list[dict[float, list[nn.Module]]] = [{0.0: lookups}, {0.0: lookups, SMALLER: others}]
+    ever = [inputs_scaled(network, probe, laid[:1], each)[0] for each in (*silent, {0.0: [*lookups, *others]})]
+    ever.append(inputs_of(network, [probe], laid[START, None])[probe.layer][0, :1])
+    tried = inputs_of(network, [probe], laid[-1:])[probe.layer][0]
+    known = torch.cat([*(each[: scene.length] for each in ever), vectors[-1:]]).double()
+    outside = tried - tried.double() @ torch.linalg.pinv(known, rtol=PARTS) @ known
+    if float(outside.norm()) > PARTS * float(tried.norm()):
+        return None
+    return vectors * allowed[:, None], known[:-1]
 
 
 def _by_row_spaces(
@@ -699,6 +739,8 @@ SETTLED = 1e-3  # change of the strengths, of the largest
 FLOOR = 1e-12  # of the largest strength: rounding alone
 MOST = 4096  # tokens that are weighed together, those nearest to the gradient
 FALSE = 1.0  # tokens that did not occur, of all that are tried, that count as found
+BY_CHANCE = 3  # tokens, more of which are found in noise alone in 2 % of uploads
+PARTS = 1e-4  # of inputs: what counts as rounding where they are taken apart
 BEAM = 32  # beginnings that are kept while tokens are put in a usual order
 
 

@@ -7,7 +7,7 @@ multiplies by a weight of its own, whatever its class: GPT-2's of the library tr
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,6 +93,32 @@ def inputs_of(network: nn.Module, probes: Sequence[ProbedLayers], tokens: Tensor
         for layer, found in parts.items():
             found.append(heard[layer])
     return {layer: torch.cat(found) for layer, found in parts.items()}
+
+
+SMALLER = 0.03  # a vector, next to which a norm's epsilon is not nothing
+
+
+def position_layers(network: nn.Module, vocabulary: int) -> list[nn.Module]:
+    """Return the embeddings that are not of tokens: of positions, and of kinds of tokens."""
+    return [
+        layer for layer in network.modules() if isinstance(layer, nn.Embedding) and layer.num_embeddings != vocabulary
+    ]
+
+
+def inputs_scaled(
+    network: nn.Module, probe: ProbedLayers, tokens: Tensor, changes: Mapping[float, Sequence[nn.Module]]
+) -> Tensor:
+    """Return what goes into a probe, (B, T, n), where some layers give so many times what they do."""
+    handles = [
+        layer.register_forward_hook(lambda _, __, made, factor=factor: factor * made)
+        for factor, layers in changes.items()
+        for layer in layers
+    ]
+    try:
+        return inputs_of(network, [probe], tokens)[probe.layer]
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _matrices(network: nn.Module, names: Sequence[str]) -> dict[str, str]:

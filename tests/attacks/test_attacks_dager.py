@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.attacks.texts.dager import Span, Unusable, present_tokens, span_of
+from fedpriv.attacks.observation import TextFormat
+from fedpriv.attacks.reconstruction.upload_model import prepare_victims
+from fedpriv.attacks.texts.dager import Span, Unusable, likely_tokens, present_tokens, span_of
 from fedpriv.attacks.texts.probes import find_probes, inputs_of
+from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
@@ -21,7 +24,9 @@ from tests.attacks.text_uploads import (
     attacked,
     following,
     gradient,
+    observed,
     packed,
+    public_settings,
     read_off,
     sentences,
     true,
@@ -144,6 +149,32 @@ def test_adapters_whose_rank_is_above_the_positions(started: bool) -> None:
             if "lora_B" in name:
                 nn.init.normal_(value, std=0.05)
     assert read_off(attacked("dager", model, gradient(model, tokens, labels), 2)) == true(tokens, labels)
+
+
+@in_one_test(("kind", "rank", "sigma"), [("gpt", 4, 0.0), ("gpt", None, 1e-3), ("encoder", None, 1e-3)])
+def test_tokens_are_likely_where_positions_have_a_table(kind: str, rank: int | None, sigma: float) -> None:
+    """A token that did not occur is expected in one of the three uploads; all that occurred are found."""
+    model, tokens = network(kind), sentences(1)
+    if rank is not None:
+        model = with_lora(model, GptSettings(lora_rank=rank), ("query", "value"), "output")
+        for name, value in model.named_parameters():
+            if "lora_B" in name:  # zero at first, and then A has no gradient
+                nn.init.normal_(value, std=0.05)
+    stream = torch.Generator().manual_seed(0)
+    upload = gradient(model, tokens, torch.tensor([0]))
+    length = sum(float(value.square().sum()) for value in upload.values()) ** 0.5
+    upload = {
+        name: value / length + sigma * torch.randn(value.shape, generator=stream) for name, value in upload.items()
+    }
+    noise = mechanism_settings({"name": "gaussian", "sigma": sigma} if sigma else {}).model_dump(
+        mode="json", exclude_none=True
+    )
+    heard = observed(model, upload, public_settings(1, "classify", mechanism=noise))
+    scene = TextScene.of(model, (1, 1, LENGTH), 2, TextFormat(VOCABULARY, "classify"), None)
+    (victim,) = prepare_victims([heard], scene.names, scene.device)
+    found = likely_tokens(scene, victim, scene.with_parameters(victim.parameters))
+    assert found is not None
+    assert {*tokens[0, 1:].tolist()} <= {*found.tolist()} and len(found) <= LENGTH
 
 
 class _Everywhere(Llama):
