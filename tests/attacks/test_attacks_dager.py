@@ -97,7 +97,7 @@ def test_more_sentences_than_a_deeper_row_space_holds() -> None:
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name:  # as if they had been trained
-                value += 0.1 * torch.randn(value.shape)
+                value.add_(0.1 * torch.randn(value.shape))
     tokens[0, 3] = tokens[0, 5] = tokens[1, 2]  # twice in one sentence, and in another one
     labels = torch.arange(6) % 2
     campaign = attacked("dager", model, gradient(model, tokens, labels), 6, shape=(1, 1, 8), starts=1)
