@@ -6,7 +6,7 @@ name, or in the order of the model's parameters. Flower itself is not needed.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from operator import index
@@ -451,19 +451,19 @@ def _soft(loss: Criterion, logits: Tensor) -> Tensor:
     return torch.stack([loss(row[None], _even(row[None])) for row in logits])
 
 
+@dataclass(frozen=True)
 class OwnClient:
     """See :class:`fedpriv.attacks.simulation.Client`."""
 
-    def __init__(self, model: nn.Module, loss: Criterion, sums: bool, public: PublicSettings) -> None:
-        self._model = model
-        self._loss = loss
-        self._sums = sums
-        self._public = public
+    model: nn.Module
+    loss: Criterion
+    sums: bool  # whether the loss adds up over examples
+    public: PublicSettings
 
     def __call__(self, parameters: Vector, batches: Sequence[tuple[Tensor, Tensor]], draw: int) -> Sent:
         """Train a copy of the model, which draws its own random numbers."""
         first = next(iter(parameters.values()))
-        model = copied(self._model).to(first.device, first.dtype)
+        model = copied(self.model).to(first.device, first.dtype)
         own = trained(model)
         with torch.no_grad():
             for name, value in own.items():
@@ -477,7 +477,7 @@ class OwnClient:
     def _upload(
         self, model: nn.Module, own: Vector, before: Vector, batches: Sequence[tuple[Tensor, Tensor]]
     ) -> Vector:
-        public = self._public
+        public = self.public
         if public.algorithm == "fedsgd":
             return self._gradient(model, own, *batches[0])
         optimizer = make_optimizer(public.optimizer, public.learning_rate, public.momentum)
@@ -486,8 +486,8 @@ class OwnClient:
         return {name: value.detach() - before[name] for name, value in own.items()}
 
     def _gradient(self, model: nn.Module, own: Vector, inputs: Tensor, labels: Tensor) -> Vector:
-        probabilities = F.one_hot(labels, self._public.classes).to(inputs)
-        loss = self._loss(model(inputs), probabilities) / (len(inputs) if self._sums else 1)
+        probabilities = F.one_hot(labels, self.public.classes).to(inputs)
+        loss = self.loss(model(inputs), probabilities) / (len(inputs) if self.sums else 1)
         gradients = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(own, gradients, strict=True))
 
@@ -607,36 +607,15 @@ def reconstruct(
         mechanism=mechanism_of(mechanism).model_dump(mode="json", exclude_none=True),
     )
     before = present(model) if parameters is None else named_vector(parameters, model, "parameters")
-    pairs = [(before, named_vector(upload, model, "upload"))]
-    for place, (earlier, sent) in enumerate(pairs_of(repeats), 1):
-        where = f"repeats, {place}"
-        pairs.append(
-            (named_vector(earlier, model, f"{where}: parameters"), named_vector(sent, model, f"{where}: upload"))
-        )
+    pairs = [(before, named_vector(upload, model, "upload")), *_repeated(repeats, model)]
     known = known_labels(labels, public.examples, logits)
-    about = public.examples, logits, size, bounds
-    records = candidate_records(candidates, candidate_labels, *about)
-    share = 1 / batch_size if criterion.sums else 1.0
-    gradients = [{name: share * value for name, value in sent.items()} for _, sent in pairs]
-    try:
-        heard = tuple(
-            Observation(place, 0, start, gradient, public, None, known, records)
-            for place, ((start, _), gradient) in enumerate(zip(pairs, gradients, strict=True), 1)
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    check = SimulationCheck(OwnClient(model, loss, criterion.sums, public), model, int(seed), criterion.each)
-    mismatch = None if trouble(heard, model) else check.mismatch(ATTACKS[attack].simulation(), heard)
-    if mismatch is not None and mismatch.bars(ATTACKS[attack]):
-        raise _with_traceback(InputError(f"attack {attack}: {mismatch.text}"), mismatch.traceback)
-    try:
-        misleading = preflight(model, public, [attack], criterion.each)
-    except AttackRefused as error:
-        raise InputError(f"attack {attack}: {error}") from None
+    records = candidate_records(candidates, candidate_labels, public.examples, logits, size, bounds)
+    heard = _heard(pairs, 1 / batch_size if criterion.sums else 1.0, public, known, records)
+    doubts = _doubts(attack, OwnClient(model, loss, criterion.sums, public), heard, int(seed), criterion.each)
     if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
         text = "labels are inferred from the last layer, which may fail with this loss; give labels = [...] if known"
-        warnings.warn(text, AttackWarning, stacklevel=2)
-    for text in (*([mismatch.text] if mismatch else []), *misleading):
+        doubts.insert(0, text)
+    for text in doubts:
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
     campaign = attack_each(
@@ -651,6 +630,46 @@ def reconstruct(
         advice = "the assumed range of the model's inputs; give value_range = (lowest, highest) if it is wrong"
         warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
     return on_scale(reconstruction, bounds, clipped)
+
+
+def _repeated(repeats: Sequence[tuple[Arrays, Arrays]], model: nn.Module) -> Iterator[tuple[Vector, Vector]]:
+    """Parameters and upload of each repetition, by the model's names."""
+    for place, (earlier, sent) in enumerate(pairs_of(repeats), 1):
+        where = f"repeats, {place}"
+        yield named_vector(earlier, model, f"{where}: parameters"), named_vector(sent, model, f"{where}: upload")
+
+
+def _heard(
+    pairs: Sequence[tuple[Vector, Vector]],
+    share: float,
+    public: PublicSettings,
+    known: tuple[int, ...] | None,
+    records: CandidateLists | None,
+) -> tuple[Observation, ...]:
+    """The uploads as attacks are given them, each times a share: that of one example where the loss is a sum."""
+    try:
+        return tuple(
+            Observation(
+                place, 0, start, {name: share * value for name, value in sent.items()}, public, None, known, records
+            )
+            for place, (start, sent) in enumerate(pairs, 1)
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def _doubts(attack: str, client: OwnClient, heard: tuple[Observation, ...], seed: int, each: Loss) -> list[str]:
+    """What makes a result mean less; raise ``InputError`` where the attack cannot be made on this network."""
+    method = ATTACKS[attack]
+    check = SimulationCheck(client, client.model, seed, each)
+    mismatch = None if trouble(heard, client.model) else check.mismatch(method.simulation(), heard)
+    if mismatch is not None and mismatch.bars(method):
+        raise _with_traceback(InputError(f"attack {attack}: {mismatch.text}"), mismatch.traceback)
+    try:
+        misleading = preflight(client.model, client.public, [attack], each)
+    except AttackRefused as error:
+        raise InputError(f"attack {attack}: {error}") from None
+    return [*([mismatch.text] if mismatch else []), *misleading]
 
 
 def _with_traceback(error: InputError, traceback: str) -> InputError:
