@@ -8,7 +8,7 @@ and the values of a category. Low and high of numbers are never read off. All th
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import tomli_w
@@ -445,55 +445,96 @@ class _Cell(NamedTuple):
         return f"row {self.number:,}" + (f" of {self.file}" if self.is_other else "")
 
 
+@dataclass(frozen=True, eq=False)
+class _Texts:
+    """The different texts of a column, (n,), and of each how often it occurs and what it is."""
+
+    texts: "pa.Array"
+    counts: NDArray[np.int64]
+    marks: NDArray[np.bool_]  # of missing cells
+    numbers: NDArray[np.bool_]
+    rows: int  # of the column, empty cells included
+
+    @classmethod
+    def of(cls, cells: "pa.ChunkedArray", has_marks: bool) -> Self:
+        """Count the texts of a column; in some files only empty cells are missing."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        counted = pc.value_counts(cells.drop_null())
+        texts, counts = counted.field("values"), counted.field("counts").to_numpy()
+        marks = pc.is_in(texts, pa.array(MISSING_NUMBERS)).to_numpy(zero_copy_only=False) & has_marks
+        return cls(texts, counts, marks, are_numbers(texts).to_numpy(zero_copy_only=False), len(cells))
+
+    @property
+    def others(self) -> NDArray[np.bool_]:
+        """Which are neither marks nor numbers."""
+        return ~self.marks & ~self.numbers
+
+    def listed(self, chosen: NDArray[np.bool_]) -> tuple[str, ...]:
+        """Some of the texts."""
+        import pyarrow as pa
+
+        return tuple(self.texts.filter(pa.array(chosen)).to_pylist())
+
+    def are_most(self, chosen: NDArray[np.bool_]) -> bool:
+        """Whether these are most of the cells that are there, or most of their texts."""
+        cells, there = self.counts, ~self.marks
+        return bool(2 * cells[chosen].sum() > cells[there].sum() or 2 * chosen.sum() > there.sum())
+
+
 def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
     """Look at all cells of a column."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    name = config.name
+    name, kind = config.name, parts[0].type(config.name)
     told = config.kind or ("category" if config.values else "number" if config.low is not None else None)
-    if told is None and (words := _worded(parts[0].type(name))):
+    if told is None and (words := _worded(kind)):
         return Contents("other", f"holds {words[0]}", words[1])
     try:
-        cells = pa.chunked_array([part.column(name) for part in parts])
+        found = _Texts.of(pa.chunked_array([part.column(name) for part in parts]), parts[0].empty is None)
     except InputError as error:
         return Contents("other", f"cannot be read: {error}")
-    counted = pc.value_counts(cells.drop_null())
-    texts, counts = counted.field("values"), counted.field("counts").to_numpy()
-    if not len(texts):
+    if not len(found.texts):
         return Contents("other", "is empty in all rows")
-    marks = pc.is_in(texts, pa.array(MISSING_NUMBERS)).to_numpy(zero_copy_only=False) & (parts[0].empty is None)
-    numbers = are_numbers(texts).to_numpy(zero_copy_only=False)
-    marked = tuple(texts.filter(pa.array(marks)).to_pylist())
-    others = ~marks & ~numbers
-    if told == "number" and others.any() and not numbers.any():
-        return Contents(
-            "other", "holds no number", "set kind = 'category'", odd=(texts.filter(pa.array(others))[0].as_py(),)
-        )
+    if told == "number" and found.others.any() and not found.numbers.any():
+        return Contents("other", "holds no number", "set kind = 'category'", odd=found.listed(found.others)[:1])
+    if told is None and (neither := _neither(found)) is not None:
+        return neither
+    if told == "number" or (told is None and found.are_most(found.numbers) and not _is_category(kind)):
+        return _numbers(found, name)
+    is_own = len(found.texts) > FEW and 2 * len(found.texts) > found.rows
+    what = f"has {len(found.texts):,} values in {found.rows:,} rows" if is_own else "" if name else "has no name"
+    return Contents("category", what, marks=found.listed(found.marks))
 
-    def most(chosen: NDArray[np.bool_]) -> bool:
-        return bool(2 * counts[chosen].sum() > counts[~marks].sum() or 2 * chosen.sum() > (~marks).sum())
 
-    if told is None and marks.all():
-        return Contents("other", f"holds nothing but {', '.join(map(repr, marked))}")
-    if told is None:
-        for what, pattern, instead in _OTHERS:
-            hits = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False) & others
-            if what == _WITH_UNIT:
-                hits |= _same_unit(texts) & others
-            if hits.sum() >= _LEAST and most(hits | numbers):
-                one = texts[int(hits.argmax())].as_py()
-                return Contents("other", f"holds {what} such as {cut(one)!r}", instead, odd=(one,))
-    if told == "number" or (told is None and most(numbers) and not _is_category(parts[0].type(name))):
-        values = pc.cast(texts.filter(pa.array(numbers)), pa.float64()).to_numpy()
-        whole = bool((values == np.rint(values)).all())
-        is_rows = whole and len(values) == len(cells) > 1 and np.ptp(values) == len(cells) - 1  # in any order
-        what = "numbers the rows" if is_rows else "has no name" if name == "" else ""
-        odd = tuple(texts.filter(pa.array(others)).to_pylist())
-        return Contents("number", what, odd=odd, values=int((~marks).sum()), marks=marked, whole=whole)
-    is_own = len(texts) > FEW and 2 * len(texts) > len(cells)
-    what = f"has {len(texts):,} values in {len(cells):,} rows" if is_own else "has no name" if name == "" else ""
-    return Contents("category", what, marks=marked)
+def _neither(found: _Texts) -> Contents | None:
+    """A column that holds neither numbers nor categories; ``None``: it does."""
+    import pyarrow.compute as pc
+
+    if found.marks.all():
+        return Contents("other", f"holds nothing but {', '.join(map(repr, found.listed(found.marks)))}")
+    for what, pattern, instead in _OTHERS:
+        hits = pc.match_substring_regex(found.texts, pattern).to_numpy(zero_copy_only=False) & found.others
+        if what == _WITH_UNIT:
+            hits |= _same_unit(found.texts) & found.others
+        if hits.sum() >= _LEAST and found.are_most(hits | found.numbers):
+            one = found.listed(hits)[0]
+            return Contents("other", f"holds {what} such as {cut(one)!r}", instead, odd=(one,))
+    return None
+
+
+def _numbers(found: _Texts, name: str) -> Contents:
+    """A column of numbers; of whole ones that number the rows in any order, and of one without a name, that is said."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = pc.cast(found.texts.filter(pa.array(found.numbers)), pa.float64()).to_numpy()
+    whole = bool((values == np.rint(values)).all())
+    is_rows = whole and len(values) == found.rows > 1 and np.ptp(values) == found.rows - 1
+    what = "numbers the rows" if is_rows else "" if name else "has no name"
+    marks, there = found.listed(found.marks), int((~found.marks).sum())
+    return Contents("number", what, odd=found.listed(found.others), values=there, marks=marks, whole=whole)
 
 
 def _same_unit(texts: "pa.Array") -> NDArray[np.bool_]:
