@@ -17,13 +17,15 @@ from opacus.optimizers import DPOptimizer
 from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from fedpriv.core.federated import example_losses
-from fedpriv.core.randomness import numpy_stream, torch_stream
+from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.diagnosis.cost import Step, private_step, releasing, sgd, sgd_step, stepping
 from fedpriv.gradients import GradientOperator, Vector
 from fedpriv.gradients.dense import dense_gradients
+from fedpriv.gradients.normal import standard_normal
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.vmf_sampling import draw_cosines
@@ -153,6 +155,49 @@ def opacus_ghost(network: nn.Module, x: Tensor, y: Tensor) -> Step:
         return criterion(outputs.flatten(0, -2), y.flatten(), shape=shape)
 
     return stepping(optimizer, loss)
+
+
+def least_step(network: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Return less than a private step, to bound from below what any costs in PyTorch; what it releases is of no use.
+
+    Hooks keep what layers are given, a backward pass goes to their outputs, one or two calls a layer make the gradients
+    of each example; then come norms, a weighted sum and our noise. Nothing is checked, and of other layers than Linear
+    and LayerNorm nothing is computed.
+    """
+    trained = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    sizes, noise = [value.numel() for value in trained.values()], Secret.of_seed(0).stream("noise of the least step")
+    kept: list[tuple[nn.Module, tuple[Tensor, ...], GradientEdge]] = []
+    for layer in network.modules():
+        if any(value is not None and value.requires_grad for value in layer._parameters.values()):
+            layer.register_forward_hook(lambda own, given, made: kept.append((own, given, get_gradient_edge(made))))
+
+    def release() -> Vector:
+        kept.clear()
+        total = LOSS(network(x), y).sum()
+        errors = torch.autograd.grad(total, [edge for _, _, edge in kept], allow_unused=True)
+        with torch.no_grad():
+            pairs = [(layer, given, error) for (layer, given, _), error in zip(kept, errors, strict=True) if given]
+            rows = torch.cat([part for layer, (x, *_), error in pairs for part in _rows(layer, x, error)], dim=1)
+            summed = (CLIP_NORM / torch.linalg.vector_norm(rows, dim=1)).clamp_(max=1) @ rows
+            drawn = standard_normal(sum(sizes), noise, rows.dtype)
+            drawn[: len(summed)].add_(summed[: len(drawn)])
+            parts = drawn.div_(len(x)).split(sizes)
+        return {name: part.view_as(value) for (name, value), part in zip(trained.items(), parts, strict=True)}
+
+    return releasing(network, release)
+
+
+def _rows(layer: nn.Module, x: Tensor, error: Tensor) -> list[Tensor]:
+    """The gradients (B, numbers) of a layer's weight and bias for each example."""
+    if not isinstance(layer, nn.Linear | nn.LayerNorm):
+        return []
+    x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in (x, error))
+    made = []
+    if layer.weight.requires_grad and isinstance(layer, nn.Linear):
+        made.append(torch.bmm(error.mT, x).flatten(1))
+    elif layer.weight.requires_grad:
+        made.append(functional.layer_norm(x, x.shape[2:]).mul_(error).sum(dim=1))
+    return [*made, error.sum(dim=1)] if layer.bias is not None and layer.bias.requires_grad else made
 
 
 def _by_opacus(way: Callable[[nn.Module, Tensor, Tensor], Step], setting: NetworkSetting, batch: int) -> Step:

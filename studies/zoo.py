@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.methods import opacus_ghost, opacus_hooks
+from benchmarks.methods import least_step, opacus_ghost, opacus_hooks
 from fedpriv.core.checks import LOSS
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, cut, one_line
@@ -128,12 +128,12 @@ def attacks_of(row: Row) -> dict[str, Any]:
 
 
 def opacus_of(row: Row) -> dict[str, Any]:
-    """A step of Opacus, by its hooks and by its ghost clipping, next to one of SGD; or why it refuses."""
+    """Steps of Opacus, by its hooks and its ghost clipping, and less than any private one, next to one of SGD."""
     experiment, dataset = row.fitting()
     x, y = random_batch(dataset, row.asked.batch)
     return {
-        f"opacus_{name}": _times(partial(network_of, experiment, dataset), ways, x, y)
-        for name, ways in (("hooks", opacus_hooks), ("ghost", opacus_ghost))
+        name: _times(partial(network_of, experiment, dataset), way, x, y)
+        for name, way in zip(CELLS["opacus"], (opacus_hooks, opacus_ghost, least_step), strict=True)
     }
 
 
@@ -156,7 +156,7 @@ CELLS: dict[str, tuple[str, ...]] = {
         "memory", "unmeasured",
     ),
     "attacks": ("attacks", "refused"),
-    "opacus": ("opacus_hooks", "opacus_ghost"),
+    "opacus": ("opacus_hooks", "opacus_ghost", "least"),
 }  # fmt: skip
 COLUMNS = ("name", "given", *(cell for part in CELLS.values() for cell in part), "failed", "made")
 
@@ -282,7 +282,7 @@ def tables(kept: Mapping[str, Mapping[str, str]]) -> dict[str, Table]:
         "models-summary": _summary(lines),
         **{f"models-{name}": Table.of(HEADS, map(_shown, members)) for name, members in groups.items()},
         "models-troubles": Table.of(("network", "reason"), troubles),
-        "models-slower": Table.of(("network", "our step", "plain SGD"), _slower(lines)),
+        "models-slower": Table.of(("network", "our step", "least step", "plain SGD"), _slower(lines)),
         "models-refusals": _reasons(lines, _refusals),
         "models-opacus": _reasons(lines, _opacus_raised),
     }
@@ -325,13 +325,15 @@ def _reasons(lines: Sequence[Mapping[str, str]], told: Callable[[Mapping[str, st
     return Table.of(("reason", "networks", "such as"), ((why, str(len(who)), who[0]) for why, who in rows))
 
 
-def _slower(lines: Sequence[Mapping[str, str]]) -> list[tuple[str, str, str]]:
-    """Networks whose step takes more than the goal's share of that of Opacus' faster way: the shares, and SGD's."""
+def _slower(lines: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
+    """Networks whose step takes more than the goal's share of that of Opacus' faster way: the shares of all steps."""
     found = []
     for line in lines:
-        ways = [float(line[way]) for way in CELLS["opacus"] if line[way] and not line[way].startswith("no")]
+        ways = [float(line[way]) for way in ("opacus_hooks", "opacus_ghost") if re.match(r"\d", line[way])]
         if ways and line["step"] and float(line["step"]) > GOAL * min(ways):
-            found.append((line["name"], f"{float(line['step']) / min(ways):.2f}", f"{1 / min(ways):.2f}"))
+            steps = (line["step"], line["least"], "1")
+            shares = (f"{float(step) / min(ways):.2f}" if re.match(r"\d", step) else "" for step in steps)
+            found.append((line["name"], *shares))
     return sorted(found, key=lambda each: each[1])
 
 

@@ -55,6 +55,9 @@ class FactoredGradients(GradientOperator):
 
     @override
     def norms(self, block: Block | None = None) -> Tensor:
+        groups = self._groups(block)
+        if len(groups) == 1 and isinstance(rows := groups[0][1], Rows):
+            return rows.norms()
         return self._sum(lambda names, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
 
     @override
@@ -142,8 +145,8 @@ class FactoredGradients(GradientOperator):
             if not any(factor.joins and factor.bounds() for factor in factors):
                 factors = [factor for _, factor in self._groups(block)]
             Sizes.compute([bound for factor in factors for bound in factor.bounds()])
-            magnitudes = torch.stack([factor.magnitudes() for factor in factors], dim=1)
-            self._magnitudes[names] = lengths(magnitudes)
+            each = [factor.magnitudes() for factor in factors]
+            self._magnitudes[names] = each[0] if len(each) == 1 else lengths(torch.stack(each, dim=1))
         return self._magnitudes[names]
 
     @override
@@ -189,7 +192,7 @@ class FactoredGradients(GradientOperator):
         names = tuple(self.names(block))
         if names not in self._joined:
             few = tuple(name for name in names if self.factors[name].joins)
-            numbers = sum(self.shapes[name].numel() for name in few)
+            numbers = self.dimension(few)
             if len(few) < 2 or self.examples * numbers * self.dtype.itemsize > self.chunk_bytes // 8:
                 self._joined[names] = [((name,), self.factors[name]) for name in names]
             else:
@@ -208,7 +211,7 @@ class FactoredGradients(GradientOperator):
         places: dict[Block, list[tuple[slice, slice]]] = {}
         start = 0
         for names, run in groupby(self.names(block), group.__getitem__):
-            stop = start + sum([self.shapes[name].numel() for name in run])
+            stop = start + sum([self._numbers[name] for name in run])
             found = places.setdefault(names, [])
             first = found[-1][1].stop if found else 0
             found.append((slice(start, stop), slice(first, first + stop - start)))

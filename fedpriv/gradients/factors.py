@@ -49,6 +49,9 @@ SMALL = 1 << 21
 # Rows of a symmetric product that are computed together.
 STRIP = 64
 
+# A processor multiplies 16 rows or more, and rows longer than this, in twice the time that it takes for pieces of them.
+LEAST_ROWS, MOST_ROWS, RUN = 8, 12, 1 << 10
+
 
 def rows_are_cheaper(examples: int, positions: int, wide: int, tall: int) -> bool:
     """Tell whether the Gram matrix of sums of outer products costs less from gradients that are multiplied out."""
@@ -96,9 +99,13 @@ def summed_at_first(indices: Tensor, errors: Tensor) -> Tensor:
 def products(rows: Tensor, scratch: int, own_type: bool = False) -> Tensor:
     """Inner products (G, b, b) of rows (G, b, n) within groups, in float64, or in their own type."""
     if own_type:
-        return _halved_products(rows) if _halves_are_faster(rows) else rows @ rows.mT
+        short = rows.device.type != "cpu" or rows.shape[1] < LEAST_ROWS or rows.shape[2] < 8 * RUN
+        if short:
+            return rows @ rows.mT
+        made = [_products_of_runs(group) for group in rows]
+        return made[0][None] if len(made) == 1 else torch.stack(made)
     groups, examples = rows.shape[:2]
-    room = min(scratch, CACHE_BYTES) if rows.device.type == "cpu" else scratch
+    room = min(scratch, 2 * CACHE_BYTES) if rows.device.type == "cpu" else scratch
     # Other devices are faster at all products at once than at half of them in pieces.
     if 8 * rows.numel() <= room and (examples <= STRIP or rows.device.type != "cpu"):
         precise = in_double(rows)
@@ -114,18 +121,17 @@ def products(rows: Tensor, scratch: int, own_type: bool = False) -> Tensor:
     return products
 
 
-def _halves_are_faster(rows: Tensor) -> bool:
-    """Whether a processor's products of 16 long rows take twice the time of those of halves of them, as MKL's do."""
-    examples, numbers = rows.shape[1:]
-    return rows.device.type == "cpu" and 12 < examples <= 16 and CACHE_BYTES >> 7 <= numbers <= CACHE_BYTES >> 4
-
-
-def _halved_products(rows: Tensor) -> Tensor:
-    """Inner products (G, b, b) of rows (G, b, n) in their own type; those of later rows with the first eight once."""
-    chunks = rows.split(CACHE_BYTES >> 6, dim=2)
-    upper = total(chunk[:, :8] @ chunk.mT for chunk in chunks)
-    lower = total(chunk[:, 8:] @ chunk[:, 8:].mT for chunk in chunks)
-    return torch.cat([upper, torch.cat([upper[:, :, 8:].mT, lower], dim=2)], dim=1)
+def _products_of_runs(rows: Tensor) -> Tensor:
+    """Inner products (b, b) of long rows (b, n) in their own type, some rows with all later ones, run by run."""
+    examples, whole = len(rows), rows.shape[1] // RUN * RUN
+    runs = rows[:, :whole].unflatten(1, (-1, RUN)).transpose(0, 1)
+    made: list[Tensor] = []
+    for band in slices(0, examples, math.ceil(examples / math.ceil(examples / MOST_ROWS))):
+        some = torch.bmm(runs[:, band], runs[:, band.start :].mT).sum(dim=0)
+        if whole < rows.shape[1]:
+            some.addmm_(rows[band, whole:], rows[band.start :, whole:].mT)
+        made.append(torch.cat([*(strip[:, band].mT for strip in made), some], dim=1) if made else some)
+    return torch.cat(made)
 
 
 def products_of_positions(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
@@ -442,8 +448,11 @@ class EmbeddingRows(Factor):
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the gradients, zero but for the rows that were looked up."""
-        written = self._errors.new_zeros(stop - start, *self._shape)
-        for chunk in slices(0, stop - start, self._chunk):
+        return self.add_to_rows(self._errors.new_zeros(stop - start, *self._shape), start)
+
+    def add_to_rows(self, written: Tensor, start: int = 0) -> Tensor:
+        """Add gradients ``start`` and following to what is written out (n, words, width), in place, and return it."""
+        for chunk in slices(0, len(written), self._chunk):
             first = self._words * torch.arange(chunk.start, chunk.stop, device=written.device)
             places = self._indices[start + chunk.start : start + chunk.stop] + first[:, None]
             errors = self._errors[start + chunk.start : start + chunk.stop]
@@ -712,8 +721,9 @@ class Rows(Factor):
     """
 
     def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
-        super().__init__(rows.shape[0], rows.shape[1:], scratch)
-        self._order: Sequence[int] = range(rows.ndim - 1)
+        shape = rows.shape
+        super().__init__(shape[0], shape[1:], scratch)
+        self._order: Sequence[int] = range(len(shape) - 1)
         self._is_usual = rows.is_contiguous()
         if not self._is_usual:
             strides = rows.stride()
@@ -721,12 +731,13 @@ class Rows(Factor):
             self._is_usual = self._order == sorted(self._order)
             rows = rows.permute(0, *(axis + 1 for axis in self._order))
         # A new tensor from here on only where the rows have gaps.
-        self._rows = rows if rows.ndim == 2 else rows.reshape(self.examples, self._shape.numel())
+        numbers = self._shape.numel()
+        self._rows = rows if len(shape) == 2 else rows.reshape(self.examples, numbers)
         self._sizes = sizes
         self._side = side
         self._grams: dict[tuple[int, bool], Tensor] = {}
         self._norms: Tensor | None = None
-        self.joins = not side and self._rows.shape[1] <= FEW
+        self.joins = not side and numbers <= FEW
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products."""

@@ -100,13 +100,14 @@ def ghost_gradients(
     *,
     route: Route | None = None,
     often: bool | None = None,  # whether more than norms and a sum will be asked for; None: perhaps
+    trained: Mapping[str, Tensor] | None = None,  # the trained parameters; None: they are looked for
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, random layers drawing once, or say why that is not possible."""
     if route is None or route.steps is None:
         route = traced_route(model, loss, x, y, chunk_bytes)
     if route.dense:
         return Entangled(route.dense)
-    graph = _passed(model, loss, x, y, route)
+    graph = _passed(model, loss, x, y, route, trained)
     if isinstance(graph, Entangled):
         return graph
     own = sum(value.nbytes for value in graph.trained.values())
@@ -130,10 +131,16 @@ class Graph:
 
 
 def _passed(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route, with_stand_ins: bool = False
+    model: nn.Module,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    route: Route,
+    trained: Mapping[str, Tensor] | None = None,
+    with_stand_ins: bool = False,
 ) -> Graph | Entangled:
     """Run a model along a route."""
-    trained = _trained(model)
+    trained = _trained(model) if trained is None else trained
     parts, traced = _taken_apart(model, trained, route.apart)
     tracer = Tracer(traced, len(x), route.steps, with_stand_ins=with_stand_ins)
     try:
@@ -250,8 +257,8 @@ class _Gathered:
     def __init__(self, given: Given, trained: Mapping[str, Tensor], memory: Memory) -> None:
         self._trained = trained
         self._memory = memory
-        of_uses = (source for use, _ in given.uses for source in use.sources.values())
-        self._open = Counter(id(source.value) for source in chain(of_uses, (source for source, _ in given.copies)))
+        of_uses = [id(source.value) for use, _ in given.uses for source in use.sources.values()]
+        self._open = Counter(of_uses + [id(source.value) for source, _ in given.copies])
         self._bounds: list[Sizes] = []
         self._waiting = 0  # bytes that are kept for these
         self._found: dict[int, list[Contribution]] = {}
@@ -269,11 +276,11 @@ class _Gathered:
     def add(self, source: Source, contribution: Contribution) -> None:
         """Take what a parameter, or what was computed from parameters, is given."""
         number = id(source.value)
-        self._open[number] -= 1
-        if self._open[number]:
+        if self._open[number] > 1:
+            self._open[number] -= 1
             self._found.setdefault(number, []).append(contribution)
             return
-        found = [*self._found.pop(number, ()), contribution]
+        found = [*self._found.pop(number), contribution] if number in self._found else [contribution]
         factor = factor_of(source.value.shape, found, self._memory)
         for name, share in _passed_on(source, factor, self._trained, self._memory):
             self._factors.setdefault(name, []).append(share)
@@ -601,8 +608,8 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _taken_apart(
-    model: nn.Module, trained: dict[str, Tensor], apart: Iterable[str]
-) -> tuple[list[ModelPart], dict[str, Tensor]]:
+    model: nn.Module, trained: Mapping[str, Tensor], apart: Iterable[str]
+) -> tuple[list[ModelPart], Mapping[str, Tensor]]:
     """The modules that are dense, and the trained parameters outside of them."""
     parts = [_part(model, name) for name in apart]
     inside = {id(value) for part in parts for value in part.trained.values()}

@@ -5,7 +5,6 @@ matrix itself is not asked for: a few products with it are enough for nearly eve
 without it. Only noise on blocks of coordinates that cut through a layer needs gradients written out, some at a time.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -57,6 +56,7 @@ class GradientOperator(ABC):
             raise ValueError(f"gradients are of type {dtype}; allowed: torch.float32, torch.float64")
         self.examples = examples
         self.shapes = shapes
+        self._numbers = {name: shape.numel() for name, shape in shapes.items()}
         self.dtype = dtype
         self.device = device
         self.routes = dict(routes)
@@ -186,16 +186,13 @@ class GradientOperator(ABC):
 
         They are on the parameters' device, and the same memory if they were there before.
         """
-        shapes = {name: self.shapes[name] for name in self.names(block)}
-        parts = numbers.to(self.device).split([shape.numel() for shape in shapes.values()], dim=-1)
-        return {
-            name: part.view((*part.shape[:-1], *shape))
-            for part, (name, shape) in zip(parts, shapes.items(), strict=True)
-        }
+        names, first = self.names(block), numbers.shape[:-1]
+        parts = numbers.to(self.device).split([self._numbers[name] for name in names], dim=-1)
+        return {name: part.view(first + self.shapes[name]) for name, part in zip(names, parts, strict=True)}
 
     def dimension(self, block: Block | None = None) -> int:
         """Return K, the number of coordinates."""
-        return sum(math.prod(self.shapes[name]) for name in self.names(block))
+        return sum([self._numbers[name] for name in self.names(block)])
 
     def names(self, block: Block | None = None) -> Sequence[str]:
         """Return the names of the block's parameters."""

@@ -1,6 +1,7 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from threading import Lock, RLock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -83,15 +84,15 @@ def _lock_of(model: nn.Module) -> RLock:
 def _computed(
     model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int, often: bool | None
 ) -> FactoredGradients:
-    modules = dict(model.named_modules())
+    modules = _modules_of(model)
     refuse_coupled(modules)
-    _refuse_parameters(model, modules)
+    trained = _trained_parameters(model, modules)
     if len(x) != len(y):
         raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
     if not len(x):
         return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
     before, version = versions(modules), x._version
-    gradients = _layer_by_layer(model, loss, x, y, route, chunk_bytes, often)
+    gradients = _layer_by_layer(model, trained, loss, x, y, route, chunk_bytes, often)
     if isinstance(gradients, Entangled) and x._version == version:
         gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
     refuse_changes(modules, before)
@@ -100,19 +101,43 @@ def _computed(
     return gradients
 
 
+def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules as ``named_modules`` has them, which takes several times as long."""
+    found: dict[str, nn.Module] = {}
+    visited: set[nn.Module] = set()
+    open_ = [("", model)]
+    while open_:
+        name, layer = open_.pop()
+        if layer not in visited:
+            visited.add(layer)
+            found[name] = layer
+            prefix = f"{name}." if name else ""
+            children: dict[str, nn.Module | None] = layer._modules
+            open_ += [(prefix + own, child) for own, child in reversed(children.items()) if child is not None]
+    return found
+
+
 def _layer_by_layer(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int, often: bool | None
+    model: nn.Module,
+    trained: Mapping[str, Tensor],
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    route: Route | None,
+    chunk_bytes: int,
+    often: bool | None,
 ) -> FactoredGradients | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)
-    gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route, often=often)
+    gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route, often=often, trained=trained)
     if route is not None and isinstance(gradients, Entangled):
         raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {gradients.reason}")
     return gradients
 
 
-def _refuse_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    trained = []
+def _trained_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The trained parameters by name; refuse a model without any, or with several kinds."""
+    found: dict[int, tuple[str, Tensor]] = {}
     for prefix, layer in modules.items():
         held: Mapping[str, Any] = layer._parameters
         for name, value in held.items():
@@ -120,40 +145,44 @@ def _refuse_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> No
                 where = layer_of(f"{prefix}.{name}" if prefix else name, model)
                 raise InputError(f"layer {where} has no shape yet: run the model once")
             if value is not None and value.requires_grad:
-                trained.append(value)
+                found.setdefault(id(value), (f"{prefix}.{name}" if prefix else name, value))
+    trained = dict(found.values())
     if not trained:
         raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no gradient to privatise")
-    kinds = {(value.dtype, value.device) for value in trained}
+    kinds = {(value.dtype, value.device) for value in trained.values()}
     if len(kinds) > 1:
         several = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise InputError(f"{type(model).__name__} has parameters of several kinds: {several}; allowed: one")
-    if trained[0].dtype not in (torch.float32, torch.float64):
-        raise InputError(
-            f"{type(model).__name__} has parameters of {trained[0].dtype}; allowed: torch.float32, torch.float64"
-        )
+    ((dtype, _),) = kinds
+    if dtype not in (torch.float32, torch.float64):
+        raise InputError(f"{type(model).__name__} has parameters of {dtype}; allowed: torch.float32, torch.float64")
+    return trained
 
 
-def versions(modules: Mapping[str, nn.Module]) -> dict[tuple[str, str], tuple[int, int]]:
+def versions(modules: Mapping[str, nn.Module]) -> list[tuple[int, int]]:
     """Of all parameters and buffers of modules: which tensor it is, and how often it was changed in place."""
-    return {
-        (prefix, name): (id(value), value._version)
+    held = [values for layer in modules.values() for values in (layer._parameters, layer._buffers) if values]
+    return [(id(value), value._version) for values in held for value in values.values() if value is not None]
+
+
+def refuse_changes(modules: Mapping[str, nn.Module], before: Sequence[tuple[int, int]]) -> None:
+    """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
+    now = versions(modules)
+    if now == before:
+        return
+    names = [
+        f"{prefix}.{name}".removeprefix(".")
         for prefix, layer in modules.items()
         for held in (layer._parameters, layer._buffers)
         for name, value in held.items()
         if value is not None
-    }
-
-
-def refuse_changes(modules: Mapping[str, nn.Module], before: Mapping[tuple[str, str], tuple[int, int]]) -> None:
-    """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
-    now = versions(modules)
-    changed = [] if now == before else [name for name, state in now.items() if before.get(name) != state]
-    if changed:
-        name = ".".join(filter(None, changed[0]))
-        raise InputError(
-            f"layer {layer_of(name, modules[''])} changes {name} while it runs, and no noise protects what it "
-            "keeps of the examples"
-        )
+    ]
+    # The first that differs was changed, replaced or added; or one before it was taken away.
+    name = next((name for name, one, other in zip_longest(names, now, before) if name and one != other), names[-1])
+    raise InputError(
+        f"layer {layer_of(name, modules[''])} changes {name} while it runs, and no noise protects what it "
+        "keeps of the examples"
+    )
 
 
 def layer_of(name: str, model: nn.Module) -> str:

@@ -108,7 +108,7 @@ def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) 
     lookups = [part for part in parts if isinstance(part, Lookups)]
     made = [part for part in parts if isinstance(part, Factor)]
     if lookups and products and not made:
-        return _tied(_looked_up(lookups, shape, memory), _together(products), memory)
+        return _tied(lookups, _together(products), memory)
     if products:
         made.append(_multiplied(_together(products), memory))
     if lookups:
@@ -137,27 +137,38 @@ def _multiplied(given: Products, memory: Memory) -> Factor:
 
 
 def _looked_up(parts: Sequence[Lookups], shape: torch.Size, memory: Memory) -> EmbeddingRows:
-    indices, error = (torch.cat(values, dim=1) for values in zip(*((p.indices, p.error) for p in parts), strict=True))
-    return EmbeddingRows.of(indices, error, shape, memory.scratch)
+    given = parts[0] if len(parts) == 1 else _all_lookups(parts)
+    return EmbeddingRows.of(given.indices, given.error, shape, memory.scratch)
+
+
+def _all_lookups(parts: Sequence[Lookups]) -> Lookups:
+    return Lookups(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))
 
 
 def _table(given: Lookups, shape: torch.Size, memory: Memory) -> Factor:
     """The gradients of a table that is looked up once, written out if it is small."""
-    indices, error = given
-    if not _is_small(len(error), shape.numel()):
+    if not _is_small(len(given.error), shape.numel()):
         return _looked_up([given], shape, memory)
+    table = _undivided(given, shape, memory)
+    return memory.rows(table.rows(0, table.examples), lambda: table.bounds()[0])
+
+
+def _undivided(given: Lookups, shape: torch.Size, memory: Memory) -> EmbeddingRows:
+    """What is looked up, with positions of an example that look up the same row; only to be written out."""
+    indices, error = given
     sizes = Sizes(math.sqrt(error.shape[1]), error)
-    table = EmbeddingRows(indices.to(error.device, torch.int64), error, shape, memory.scratch, sizes)
-    return memory.rows(table.rows(0, len(error)), lambda: sizes)
+    return EmbeddingRows(indices.to(error.device, torch.int64), error, shape, memory.scratch, sizes)
 
 
-def _tied(table: EmbeddingRows, given: Products, memory: Memory) -> Factor:
+def _tied(lookups: Sequence[Lookups], given: Products, memory: Memory) -> Factor:
     """A table that is looked up and multiplied with."""
     x, error = given.x, given.error
     shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
     if _write_out(x.shape, error, memory):
-        rows = torch.bmm(error.mT, x).add_(table.rows(0, len(x)))
+        table = _undivided(_all_lookups(lookups), shape, memory)
+        rows = table.add_to_rows(torch.bmm(error.mT, x))
         return memory.rows(rows, lambda: Sizes.known(table.magnitudes() + sizes()))
+    table = _looked_up(lookups, shape, memory)
     multiplied = Outer(x, error, shape, memory.scratch, sizes)
     return Tied(table, multiplied, (*shape, x.shape[1], table.positions), len(x), memory.scratch)
 
@@ -287,20 +298,20 @@ def _channels_norm(x: Tensor, error: Tensor, examples: int, memory: Memory, norm
     }
 
 
-def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: Sequence[int], memory: Memory) -> Rows:
+def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: tuple[int, ...], memory: Memory) -> Rows:
     """Of a factor of what is normalised, from x and error (B, ...), with the axes of positions."""
-    parts, sizes, uses = [], [], math.prod(x.shape[axis] for axis in positions)
-    step = max(1, memory.scratch // (2 * max(1, x[0].nbytes)))
+    uses = math.prod([x.shape[axis] for axis in positions])
+    step = max(1, memory.scratch * len(x) // (2 * max(1, x.nbytes)))
+    if step >= len(x):
+        products = normal(x).mul_(error)
+        return memory.rows(products.sum(dim=positions), partial(Sizes, math.sqrt(uses), products))
+    parts, sizes = [], []
     for chunk in slices(0, len(x), step):
-        some, errors = (x, error) if step >= len(x) else (x[chunk], error[chunk])
-        products = normal(some).mul_(errors)
-        sizes.append(Sizes(math.sqrt(uses), products))
-        parts.append(products.sum(dim=tuple(positions)))
-        if step < len(x) and memory.bounds:
-            sizes[-1]()  # lets go of the products
-    if len(parts) == 1:
-        return memory.rows(parts[0], lambda: sizes[0])
-    return memory.rows(torch.cat(parts), lambda: Sizes.known(torch.cat([size() for size in sizes])))
+        products = normal(x[chunk]).mul_(error[chunk])
+        parts.append(products.sum(dim=positions))
+        if memory.bounds:
+            sizes.append(Sizes(math.sqrt(uses), products)())  # lets go of the products
+    return memory.rows(torch.cat(parts), lambda: Sizes.known(torch.cat(sizes)))
 
 
 # ---- convolutions ---------------------------------------------------------------------------------------------------
@@ -457,6 +468,10 @@ def _written(kernel: Kernel, x: Tensor, error: Tensor) -> Tensor:
     """The gradients (B, *shape) of a convolution's weight, from x (B T, in, *size) and error (B, out, positions)."""
     if kernel.groups > 1 or len(x) != len(error):
         return _written_groups(kernel, x, error)
+    if _is_small(len(x), kernel.shape.numel()):  # in the usual order, in few calls
+        given = functional.pad(x, kernel.sides) if any(kernel.sides) else x
+        columns = patches(kernel, given.contiguous()).reshape(len(x), kernel.shape[1:].numel(), error.shape[2])
+        return torch.bmm(error, columns.mT).view(len(x), *kernel.shape)
     # With channels last it takes half the time.
     size, positions = kernel.kernel_size, error.shape[2]
     rows = error.new_empty(len(x), kernel.shape[0], *size, kernel.shape[1])

@@ -142,8 +142,9 @@ class Tracer:
 
     def __enter__(self) -> Self:
         self._token = _TRACER.set(self)
-        for name, value in self._parameters.items():
-            self._watch(Source(value, (name,)))
+        with _LOCK:
+            for name, value in self._parameters.items():
+                self._watch(Source(value, (name,)))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -158,11 +159,12 @@ class Tracer:
 
     def _watch(self, source: Source) -> None:
         value = source.value
-        self._sources[id(value)] = source
+        number = id(value)
+        self._sources[number] = source
         self._watching.append(value)
-        with _LOCK:
-            kind, tracers = _KINDS.get(id(value), (type(value), 0))
-            _KINDS[id(value)] = kind, tracers + 1
+        kind, tracers = _KINDS.get(number, (type(value), 0))
+        _KINDS[number] = kind, tracers + 1
+        if not tracers:
             value.__class__ = _watched(kind)
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -187,7 +189,8 @@ class Tracer:
         """Remember what was computed from parameters alone, and return it."""
         for value in (made,) if isinstance(made, Tensor) else _leaves(made):
             if isinstance(value, Tensor) and value.requires_grad and id(value) not in self._sources:
-                self._watch(Source(value, _roots(self._given(args, kwargs)), operation))
+                with _LOCK:
+                    self._watch(Source(value, _roots(self._given(args, kwargs)), operation))
         return made
 
     # ---- without a plan ---------------------------------------------------------------------------------------------
