@@ -41,7 +41,7 @@ from fedpriv.attacks.methods.fishing import FishingSettings
 from fedpriv.attacks.reconstruction.active import UNREAD, filled, mean_image, require_grants, require_one_gradient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import last_layer
-from fedpriv.attacks.reconstruction.first_layer.closed_form import exact
+from fedpriv.attacks.reconstruction.first_layer.closed_form import ROUNDING, exact, read_patches
 from fedpriv.attacks.reconstruction.first_layer.imprint import brightness, cut_points
 from fedpriv.attacks.reconstruction.first_layer.input_layer import find_input_layer
 from fedpriv.attacks.reconstruction.lbfgs import minimise
@@ -64,7 +64,6 @@ PLAIN = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, 
 
 WHOLE = 1e-3  # how far a count may lie from a whole number
 DEVIATIONS = 6.0  # with noise, of a row that is taken for a record's
-ROUNDING = 1e-6  # of features, relative to their root mean square
 SAME = 1 / 256  # root mean square distance of images on the [0, 1] scale that count as one
 SOLVED = 1e-3  # mean square distance of features, relative to their spread, that a certified image has at most
 MATCHED = 1e-8  # the same of gradients, relative to their squares
@@ -373,9 +372,9 @@ def _target_image(
     estimate = None if layer is None else exact(*layer.gradients(victim.gradient))
     if estimate is not None:
         return estimate.image.view(scene.shape), 0.0, True
-    patches = _from_positions(scene, victim)
-    if patches is not None:
-        return patches, 0.0, True
+    patches = read_patches(scene, victim)
+    if patches is not None and patches.error < SAME:
+        return patches.image, 0.0, True
     alone = _alone(victim, catch, place)
     recipe = Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known",))
     images, logits = (numbers[:STARTS, None] for numbers in starts)
@@ -393,32 +392,6 @@ def _target_image(
     misfit = float(outcome.losses[best]) / size
     enough = sum(value.numel() for value in alone.gradient.values()) >= 2 * scene.pixels
     return scene.box(outcome.images[best][0]), misfit, enough and misfit < MATCHED
-
-
-def _from_positions(scene: Scene, victim: Victim) -> Tensor | None:
-    """The image from the gradients of a table of positions and of the patches' kernels; ``None``: not certified."""
-    _, height, width = scene.shape
-    for name, layer in scene.network.model.named_modules():
-        weight = victim.gradient.get(f"{name}.weight")
-        if not isinstance(layer, nn.Conv2d) or weight is None or layer.kernel_size != layer.stride:
-            continue
-        size = (int(layer.kernel_size[0]), int(layer.kernel_size[1]))
-        count, wide = (height // size[0]) * (width // size[1]), len(weight)
-        tables = [
-            value.double()[0]
-            for value in victim.gradient.values()
-            if value.ndim == 3 and len(value) == 1 and value.shape[1] >= count and value.shape[2] == wide
-        ]
-        if len(tables) != 1 or count >= wide or weight[0].numel() * count != scene.pixels:
-            continue
-        errors, products = tables[0][-count:].mT, weight.double().flatten(1)
-        patches = torch.linalg.lstsq(errors, products).solution
-        least, largest = torch.linalg.svdvals(errors)[[-1, 0]].tolist()
-        missing = float((errors @ patches - products).square().mean().sqrt()) * wide**0.5
-        rounded = ROUNDING * largest * float(patches.square().mean().sqrt())
-        if missing + rounded < SAME * least:
-            return nn.functional.fold(patches.mT, (height, width), size, stride=size).to(scene.mean)
-    return None
 
 
 def _alone(victim: Victim, catch: Catch, place: int) -> Victim:

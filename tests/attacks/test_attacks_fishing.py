@@ -7,6 +7,7 @@ import torch
 from attack_victims import digits, lenet, mlp, normalise, observe
 from torch import Tensor, nn
 
+from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.fishing import FishingSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
 from fedpriv.attacks.threat import ThreatModel, threat_model
@@ -19,6 +20,7 @@ from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)
 PUBLIC = slice(-1000, None)
+CLOSED = ClosedFormSettings()
 
 
 def threat(name: str = "malicious-server", **changes: bool) -> ThreatModel:
@@ -116,6 +118,18 @@ def test_a_vision_transformer_shows_the_target_by_its_table_of_positions() -> No
     assert found.labels.tolist() == [0, 8, -1, -1]
     assert float((found.images[1] - images[3]).square().mean()) < 1 / 256**2
     assert "1 images certified" in found.note
+
+
+def test_closed_form_reads_the_image_of_a_vision_transformer_that_nobody_changed() -> None:
+    """And refuses where noise leaves equations that are not solved, and batches, whose errors add up."""
+    images, labels = batch([8, 4])
+    (found,) = run_attack(AttackJob("closed_form", [observe(Patches(), images[:1], labels[:1])], Patches(), CLOSED, 0))
+    assert float((found.images - images[:1]).square().mean()) < 1e-8
+    assert found.labels.tolist() == [8]
+    noisy = observe(Patches(), images[:1], labels[:1], mechanism={"name": "gaussian", "sigma": 1e-3})
+    for heard in (noisy, observe(Patches(), images, labels)):
+        with pytest.raises(AttackRefused, match="multiplies the image itself"):
+            run_attack(AttackJob("closed_form", [heard], Patches(), CLOSED, 0))
 
 
 def test_two_records_of_a_class_are_never_certified() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.reconstruction.first_layer.batch import read_batch, stacked
@@ -282,7 +282,11 @@ def _read_all(scene: Scene, rows: Sequence[Victim]) -> list[_Read]:
 def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     """What the first layer says."""
     if layer is None:
-        raise AttackRefused(_without_layer(scene, victim))
+        lone = victim.model.examples == 1 and victim.model.training is None and victim.one_scale
+        patches = read_patches(scene, victim) if lone else None
+        if patches is None or patches.misfit > SOLVED:
+            raise AttackRefused(_without_layer(scene, victim))
+        return _Read(scene.box(patches.image[None]), None)
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
         raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
     if victim.in_small_blocks:
@@ -306,6 +310,50 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
     if usable is None:
         image = _scaled(scene, victim, image)
     return _Read(scene.box(image), _label(scene, victim, image))
+
+
+# The one image of a vision transformer: the gradient of its table of positions is the error of each patch, and that of
+# the patches' kernels the sum of products of errors and patches. With fewer patches than channels that can be solved.
+
+
+ROUNDING = 1e-6  # of features, relative to their root mean square
+SOLVED = 1e-5  # misfit of linear equations of float32 numbers that have a solution
+
+
+@dataclass(frozen=True, eq=False)
+class Patched:
+    """The image that a table of positions shows."""
+
+    image: Tensor  # (C, H, W)
+    misfit: float  # the share of the kernels' gradient that it leaves
+    error: float  # what that and rounding can change of it, on the scale of the network's input
+
+
+def read_patches(scene: Scene, victim: Victim) -> Patched | None:
+    """The image from the gradients of a table of positions and of the patches' kernels; ``None``: there are none."""
+    _, height, width = scene.shape
+    for name, layer in scene.network.model.named_modules():
+        weight = victim.gradient.get(f"{name}.weight")
+        if not isinstance(layer, nn.Conv2d) or weight is None or layer.kernel_size != layer.stride:
+            continue
+        size = (int(layer.kernel_size[0]), int(layer.kernel_size[1]))
+        count, wide = (height // size[0]) * (width // size[1]), len(weight)
+        tables = [
+            value.double()[0]
+            for value in victim.gradient.values()
+            if value.ndim == 3 and len(value) == 1 and value.shape[1] >= count and value.shape[2] == wide
+        ]
+        if len(tables) != 1 or count >= wide or weight[0].numel() * count != scene.pixels:
+            continue
+        errors, products = tables[0][-count:].mT, weight.double().flatten(1)
+        patches = torch.linalg.lstsq(errors, products).solution
+        least, largest = torch.linalg.svdvals(errors)[[-1, 0]].tolist()
+        missing = float((errors @ patches - products).square().mean().sqrt())
+        rounded = ROUNDING * largest * float(patches.square().mean().sqrt())
+        image = nn.functional.fold(patches.mT, (height, width), size, stride=size).to(scene.mean)
+        misfit = missing / max(float(products.square().mean().sqrt()), 1e-300)
+        return Patched(image, misfit, (missing * wide**0.5 + rounded) / max(least, 1e-300))
+    return None
 
 
 def _without_layer(scene: Scene, victim: Victim) -> str:
