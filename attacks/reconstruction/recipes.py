@@ -420,7 +420,7 @@ def _lbfgs(
 # steps, solved by conjugate gradients: the curvature of the coarsest coordinates is known as a whole, of the others one
 # by one. There are more pixels than parameters. What the update leaves open is kept piecewise smooth (total
 # variation, by weighted squares), for two photographs that are mixed have the edges of both.
-PARAMETERS = 2**17  # of a network, at most: what they change with is kept for each of the
+PARAMETERS = 2**17  # of a network, at most: the change of all of them is kept for each direction
 DIRECTIONS = 1024  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
 AT_ONCE_ALONG = 16  # of them, together
 ROUNDING = 1e-5  # share of each direction's curvature that is added to it: sums are made in float32

@@ -2,9 +2,6 @@
 
 import hashlib
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +25,7 @@ from fedpriv.flower.audit.audit import leaving
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction
 from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers
+from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, observed, write_app
 
@@ -370,8 +368,7 @@ def test_the_command_on_flowers_own_simulation(tmp_path: Path) -> None:
     writes = LOCAL | {"after": "open('weights.txt', 'w').write('x')"}
     app = write_app(tmp_path / "app", writes, FIXED.format("Server", AVERAGE).replace("clients=4", "clients=2"))
     before = hashes(app)
-    command = [sys.executable, "-m", "fedpriv", "flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet"]
-    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
+    done = fedpriv("flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert hashes(app) == before
     said = " ".join(done.stdout.split())
@@ -403,7 +400,6 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_app_that_fails_by_itself_is_one_line(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app", {}, "1 / 0")
-    command = [sys.executable, "-m", "fedpriv", "flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet"]
-    done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
+    done = fedpriv("flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "the app fails by itself: ZeroDivisionError: division by zero" in done.stderr
