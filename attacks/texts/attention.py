@@ -40,7 +40,7 @@ def attended_sentences(
 ) -> list[tuple[int, ...]]:
     """Return sentences of these tokens; none, where the network or the batch is not of the kind."""
     network = copied(network).double()
-    layers = _layers(scene, victim, network, probe) if scene.opening else None
+    layers = _layers(scene, victim, network, probe) if scene.opening and len(tokens) > 1 else None
     parts = None if layers is None else _parts(scene, network, probe, tokens)
     if layers is None or parts is None:
         return []
@@ -164,7 +164,7 @@ def _sentence(parts: _Parts, errors: Tensor, known: Tensor) -> list[int] | None:
     outside = torch.eye(errors.shape[1], dtype=errors.dtype) - torch.linalg.pinv(ever) @ ever
     strengths = _strengths(scaled @ outside, known[:, :count] @ outside)
     chosen = (strengths > WEAK * strengths.max()).nonzero().flatten()
-    if len(chosen) + ever.shape[1] > errors.shape[1]:
+    if not 0 < len(chosen) <= errors.shape[1] - ever.shape[1]:
         return None
     used = torch.cat([known[:, chosen], ever], dim=1)
     weights = scaled @ torch.linalg.pinv(used)

@@ -135,11 +135,11 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     delta = _delta(world, policy)
     made = made_source(place, world, policy, None)
     scale = policy.scale(made.facts, config.answers, delta)
-    guarantee = _guaranteed(
-        policy.guarantee(made.facts, config.answers, delta, ledger), policy, scale, world.experiment
-    )
-    if REPRODUCIBLE in guarantee.notes:
-        progress.warn(REPRODUCIBLE)
+    guarantee = policy.guarantee(made.facts, config.answers, delta, ledger)
+    note = _about_noise(policy, scale, world.experiment)
+    if note == REPRODUCIBLE:
+        progress.warn(note)
+    guarantee = replace(guarantee, notes=(*guarantee.notes, note)) if note else guarantee
     whole = with_earlier(guarantee, policy, world, made.facts)
     learnt = None if made.head is None else made.head.learnt
     secret = _secret(place, world.experiment, config, "" if learnt is None else learnt.facts.digest)
@@ -176,13 +176,11 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     return service
 
 
-def _guaranteed(guarantee: Guarantee, policy: AnswerPolicy, scale: float, experiment: Experiment) -> Guarantee:
-    """What is proven, with a note where noise is not drawn anew for each answer, or can be computed again."""
+def _about_noise(policy: AnswerPolicy, scale: float, experiment: Experiment) -> str:
+    """The note on noise that is not drawn anew for each answer, or can be computed again; empty: there is none."""
     if not policy.repeats_noise:
-        return replace(guarantee, notes=(*guarantee.notes, _EXACT))
-    if scale and experiment.noise == "reproducible":
-        return replace(guarantee, notes=(*guarantee.notes, REPRODUCIBLE))
-    return guarantee
+        return _EXACT
+    return REPRODUCIBLE if scale and experiment.noise == "reproducible" else ""
 
 
 def _write_source(place: Path, policy: AnswerPolicy, made: AnswerSource, scale: float, secret: Secret) -> None:

@@ -653,9 +653,18 @@ class Remembers(nn.Module):
         return self.out(x - self.mean)
 
 
+class Forgets(Remembers):
+    """Takes away what it would have kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = None
+        return self.out(x)
+
+
 @in_one_test(
     ("model", "x", "message"),
     [
+        (Forgets(), vectors(6), "while it runs, and no noise protects what it keeps"),
         (Remembers(), vectors(6), r"layer \(the model\) \(Remembers\) changes mean while it runs"),
         (
             nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, CLASSES))),
