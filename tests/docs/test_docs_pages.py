@@ -44,7 +44,7 @@ def test_each_page_is_short_or_holds_tables_only() -> None:
 
 def test_each_page_is_read_in_minutes() -> None:
     """Code and tables count; reference pages are generated, and all pages together have a limit, too."""
-    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
     assert not [name for name, count in words.items() if count > WORDS]
     assert sum(words.values()) <= 46_000
 
