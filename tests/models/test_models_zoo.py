@@ -281,6 +281,19 @@ def test_adapters_are_peft_s_and_saved_as_peft_reads_them(
 
 
 @pytest.mark.slow
+def test_running_statistics_of_frozen_layers_are_saved_with_adapters(tmp_path: Path) -> None:
+    library = pytest.importorskip("peft", reason="peft is not installed (fedpriv[zoo])")
+    keys = {"peft_type": "LORA", "r": 2, "target_modules": ["0"]}
+    network = built(f"{__name__}:small", peft=keys)
+    network.train()(examples(IMAGES))
+    model_settings({"name": f"{__name__}:small", "peft": keys}).save(lambda: network, tmp_path)
+    again = built(f"{__name__}:small", peft=str(tmp_path / "adapter"))
+    theirs = library.PeftModel.from_pretrained(built(f"{__name__}:small"), str(tmp_path / "adapter"))
+    for loaded in (again, theirs):
+        assert torch.equal(loaded.eval()(examples(IMAGES)), network.eval()(examples(IMAGES)))
+
+
+@pytest.mark.slow
 @in_one_test(
     ("keys", "words"),
     [

@@ -54,12 +54,15 @@ def with_adapters(network: nn.Module, given: str | Table, classes: int, task: st
 
 
 def save_adapters(network: nn.Module, folder: Path) -> None:
-    """Write the adapters into a folder, as peft does."""
+    """Write the adapters into a folder, as peft does, and the running statistics, which training moves too.
+
+    peft loads whatever tensors of the network its file has.
+    """
     import peft
 
     (adapted,) = (layer for layer in network.modules() if isinstance(layer, peft.PeftModel))
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    tensors = _adapters(peft, adapted) | _statistics(adapted)
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / _WEIGHTS)
     config = copy(adapted.peft_config[adapted.active_adapter])
     for key, value in vars(config).items():
@@ -77,7 +80,8 @@ def _saved(peft: Any, folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _load(peft: Any, adapted: nn.Module, tensors: dict[str, Tensor], folder: str) -> None:
-    wanted = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    wanted = _adapters(peft, adapted)
+    wanted |= {name: value for name, value in _statistics(adapted).items() if name in tensors}
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in wanted or name not in tensors:
             allowed = f"{_WEIGHTS} {'lacks' if name in wanted else 'has'} {name}"
@@ -86,6 +90,16 @@ def _load(peft: Any, adapted: nn.Module, tensors: dict[str, Tensor], folder: str
             shapes = f"{tuple(tensors[name].shape)}, and in the network {tuple(wanted[name].shape)}"
             raise InputError(key=_KEY, given=folder, allowed=f"{_WEIGHTS}: {name} has shape {shapes}")
     peft.set_peft_model_state_dict(adapted, tensors)
+
+
+def _adapters(peft: Any, adapted: nn.Module) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    return tensors
+
+
+def _statistics(adapted: nn.Module) -> dict[str, Tensor]:
+    state = adapted.state_dict()
+    return {name: value for name, value in adapted.named_buffers() if name in state}
 
 
 def _configuration(peft: Any, keys: dict[str, Any], network: nn.Module, classes: int, task: str) -> Any:
