@@ -15,7 +15,7 @@ from fedpriv.attacks.simulation import RANDOM
 from fedpriv.core.checks import LOSS, check_fitness
 from fedpriv.core.config import DataConfig, Experiment, override, parse_override, validated
 from fedpriv.core.errors import InputError, reason_of
-from fedpriv.core.lab.rehearsal import Rehearsal, simulation_check
+from fedpriv.core.lab.preflight import Rehearsal, simulation_check
 from fedpriv.core.names import PAD
 from fedpriv.core.network import network_of
 from fedpriv.core.progress import Progress

@@ -54,8 +54,7 @@ def audit(
     Mods, strategies and Opacus engines are observed while they run. No file of the app is touched.
     """
     from fedpriv.core.cli.display import shown
-    from fedpriv.flower.audit.audit import audit_app
-    from fedpriv.flower.audit.report import write_audit_report
+    from fedpriv.flower.audit.audit import audit_app, write_audit_report
     from fedpriv.flower.audit.simulation import app_name, clients_of
 
     name = app_name(app)

@@ -38,8 +38,7 @@ class EmbeddingSettings(TableModelSettings):
     def table_network(self, columns: "Sequence[ColumnSpec]", classes: int) -> "nn.Module":
         from torch import nn
 
-        from fedpriv.models.machinery.embedded import EmbeddedColumns
-        from fedpriv.models.machinery.layers import perceptron, sequence
+        from fedpriv.models.machinery.layers import EmbeddedColumns, perceptron, sequence
 
         if not any(column.kind == "category" for column in columns):
             raise self.refusal("the data have no categories that could be embedded; use mlp")

@@ -14,8 +14,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunInterruptedError, reason_of
 from fedpriv.core.files import writing
 from fedpriv.core.finding import findings
-from fedpriv.core.lab.preflight import warnings_for
-from fedpriv.core.lab.rehearsal import rehearse
+from fedpriv.core.lab.preflight import rehearse, warnings_for
 from fedpriv.core.lab.run import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder

@@ -37,7 +37,7 @@ from fedpriv.core.columns import ColumnSpec, cell_texts, worded
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import png
-from fedpriv.core.lab.rehearsal import simulation_check
+from fedpriv.core.lab.preflight import simulation_check
 from fedpriv.core.lab.results import is_above_guess, leakage_rates, recovery_rates
 from fedpriv.core.lab.victims import (
     UploadTarget,

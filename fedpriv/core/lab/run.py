@@ -21,8 +21,7 @@ from fedpriv.core.files import locked, stopped, writing
 from fedpriv.core.finding import all_found, findings, records_found
 from fedpriv.core.finished import final_state
 from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
-from fedpriv.core.lab.preflight import warnings_for
-from fedpriv.core.lab.rehearsal import rehearse
+from fedpriv.core.lab.preflight import rehearse, warnings_for
 from fedpriv.core.lab.summary import Ending, early_end, versions
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress

@@ -26,8 +26,7 @@ from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import load_experiment, load_run
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab.preflight import attack_warnings
-from fedpriv.core.lab.rehearsal import simulation_check
+from fedpriv.core.lab.preflight import attack_warnings, simulation_check
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.victims import UploadTarget, truth, upload_of
 from fedpriv.core.progress import Progress

@@ -8,9 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole, writing
+from fedpriv.core.finding import Picture, read_picture
 from fedpriv.core.progress import Progress
+from fedpriv.core.records import read_file
+from fedpriv.core.report.filters import template
 from fedpriv.flower.arrays import MASKED, STATISTICS
 from fedpriv.flower.attack import TappedSummary, attack_tapped
 from fedpriv.flower.audit.claims import claims
@@ -277,3 +282,19 @@ def _shapes(values: dict[str, Any]) -> list[str]:
     for value in values.values():
         shapes[value.partition(" ")[2]] += 1
     return sorted(f"{shape} x {count}" for shape, count in shapes.items())
+
+
+_AUDIT = TypeAdapter(Audit)
+_STATES = {"covered": "ok", "constant": "ok", "masked": "ok", "uncovered": "error", "raw data": "error"}
+
+
+def write_audit_report(folder: Path) -> Path:
+    """Write ``report.html`` into the folder of an audit and return its path; the same folder gives the same bytes."""
+    audit = read_file(folder / RESULT, _AUDIT)
+    if audit is None:
+        raise InputError(f"{folder} is not the folder of an audit")
+    pictures: list[tuple[str, Picture]] = [(name, read_picture(folder / name)) for name in audit.pictures]
+    page = template("flower/audit/report.html").render(title=audit.app, audit=audit, pictures=pictures, states=_STATES)
+    path = folder / "report.html"
+    write_whole(path, page.encode())
+    return path

@@ -10,8 +10,8 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.attacks.memorisation import exposure
+from fedpriv.attacks.memorisation.audit import extraction, mean_losses, sampled, windows, written_secrets
 from fedpriv.attacks.memorisation.exposure import Network, enumerated, exposures, log_perplexities, ranked
-from fedpriv.attacks.memorisation.extraction import extraction, mean_losses, sampled, windows, written_secrets
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.canaries import Canaries
 

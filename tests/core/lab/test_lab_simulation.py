@@ -13,7 +13,7 @@ from fedpriv.attacks import campaign
 from fedpriv.attacks.reconstruction import AttackJob, Reconstruction, run_attack
 from fedpriv.clients.training import local_upload, unprotected_upload
 from fedpriv.core.lab import attack_run, start_run
-from fedpriv.core.lab.rehearsal import simulation_check
+from fedpriv.core.lab.preflight import simulation_check
 from fedpriv.core.lab.results import is_above_guess
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import LeakageRate, Summary

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import check_experiment, start_run
-from fedpriv.core.lab.rehearsal import rehearse
+from fedpriv.core.lab.preflight import rehearse
 from fedpriv.core.progress import Silent
 from fedpriv.core.world import build_world
 from tests.integration.small import experiment
