@@ -88,7 +88,7 @@ def audit_answers(folder: RunFolder, replaced: int, progress: Progress) -> Answe
         progress.stage("distinguishing the two most different neighbours")
         audit = _judged(policy, service, neighbours)
     with writing(""):
-        folder.write_json("service/audit.json", audit.model_dump(mode="json"))
+        folder.write(audit)
     return audit
 
 

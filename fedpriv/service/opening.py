@@ -44,7 +44,6 @@ from fedpriv.service.records import (
     Referee,
     Service,
     UserFacts,
-    known_service,
     made_service,
     query_ledger,
     users,
@@ -77,7 +76,7 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
         final = final_state(folder, world, "serve")
         final.load_into(world.model)
         model = final.digest().hex()
-        known = known_service(folder.path)
+        known = folder.read(Service)
         if known is None:
             if config is None and ServiceConfig.of(experiment) is None:
                 progress.warn(_UNASKED)
@@ -85,9 +84,8 @@ def open_service(folder: RunFolder, config: ServiceConfig | None, progress: Prog
                 place.mkdir(exist_ok=True)
                 # Its files are of one policy: one process makes them, and the others find them.
                 with locked(place, wait=True):
-                    known = known_service(folder.path) or _make(
-                        place, world, wanted, folder.final_ledger(), model, progress
-                    )
+                    known = folder.read(Service)
+                    known = known or _make(place, world, wanted, folder.final_ledger(), model, progress)
         if config is not None and known.settings != config.told():
             raise InputError(
                 f"{place} answers by {known.method} already, and its query ledger is for that alone: leave out "
@@ -104,7 +102,7 @@ def in_process(folder: RunFolder, world: World, config: ServiceConfig) -> Endpoi
     ledger = folder.final_ledger()
     check_answers(policy, world, ledger)
     final_state(folder, world, "ask").load_into(world.model)
-    made = made_source(folder.path / "service", world, policy, known_service(folder.path))
+    made = made_source(folder.path / "service", world, policy, folder.read(Service))
     repeatable = world.experiment.noise == "reproducible"
     secret = Secret.of_seed(world.experiment.seed).derived("in-process") if repeatable else Secret.drawn()
     scale = policy.scale(made.facts, config.answers, _delta(world, policy))

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, TypeAdapter
 
@@ -13,7 +13,8 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CurvePoint, EpsilonBound, Figure, Interval
 from fedpriv.core.records import read_file, read_text
 from fedpriv.core.records.ledger import Guarantee
-from fedpriv.core.records.reading import GrowingRecord
+from fedpriv.core.records.reading import FileRecord, GrowingRecord
+from fedpriv.core.runs.files import Files
 from fedpriv.core.settings import absent
 from fedpriv.service.ledger import Opening, QueryLedger
 
@@ -39,8 +40,10 @@ class LearntFacts(GrowingRecord):
     guarantee: Guarantee  # what is proven of that run; the endpoint's guarantee includes it
 
 
-class Service(GrowingRecord):
+class Service(FileRecord):
     """service.json."""
+
+    path: ClassVar[str] = "service/service.json"
 
     method: str  # the policy's short form
     title: str  # what it is called
@@ -66,8 +69,10 @@ class AnswersCurve(GrowingRecord):
     points: tuple[CurvePoint, ...]  # answers, and the share of test images that are named correctly
 
 
-class Referee(GrowingRecord):
+class Referee(FileRecord):
     """referee.json: figures that depend on private data, for whoever has the folder."""
+
+    path: ClassVar[str] = "service/referee.json"
 
     accuracy: Interval  # of the exact scores on test images
     answered: Interval  # of answers with noise of their own, which no endpoint ever gives
@@ -79,8 +84,10 @@ class Referee(GrowingRecord):
     epsilon: float | None = Field(None, exclude_if=absent)
 
 
-class AnswersAudit(GrowingRecord):
+class AnswersAudit(FileRecord):
     """audit.json: what answers and measured neighbours show against what is claimed; for whoever has the folder."""
+
+    path: ClassVar[str] = "service/audit.json"
 
     method: str  # the policy's short form
     # largest distance of two models whose training data differ in one example, over the proven (head) or the claimed
@@ -117,34 +124,18 @@ class UserFacts(GrowingRecord):
     answers: int  # images that are answered for this user in all
 
 
-_SERVICE, _USERS = TypeAdapter(Service), TypeAdapter(tuple[UserFacts, ...])
-_REFEREE, _AUDIT = TypeAdapter(Referee), TypeAdapter(AnswersAudit)
+_USERS = TypeAdapter(tuple[UserFacts, ...])
 
 
 def made_service(run: Path) -> Service:
     """Return what a run's endpoint is."""
     if not (run / "config.toml").is_file():
         raise InputError(f"{run} is not the folder of a run: it has no config.toml")
-    service = known_service(run)
+    service = Files(run).read(Service)
     if service is None:
         make = f"fedpriv serve {run} --status --set service.method=METHOD"
         raise InputError(f"{run} has no endpoint yet: make it with {make}")
     return service
-
-
-def known_service(run: Path) -> Service | None:
-    """Return what a run's endpoint is; ``None``: there is none."""
-    return read_file(run / "service" / "service.json", _SERVICE)
-
-
-def referee_of(run: Path) -> Referee | None:
-    """Return the accuracies of an endpoint; ``None``: there is none."""
-    return read_file(run / "service" / "referee.json", _REFEREE)
-
-
-def audit_of(run: Path) -> AnswersAudit | None:
-    """Return what an audit of an endpoint's answers found; ``None``: there was none."""
-    return read_file(run / "service" / "audit.json", _AUDIT)
 
 
 def answered(run: Path) -> Mapping[str, int]:

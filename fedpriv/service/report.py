@@ -17,7 +17,7 @@ from fedpriv.core.records import Guarantee
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 from fedpriv.service.ledger import OWNER
-from fedpriv.service.records import AnswersAudit, Referee, Service, answered, audit_of, known_service, referee_of
+from fedpriv.service.records import AnswersAudit, Referee, Service, answered
 from fedpriv.service.settings import ServiceConfig
 
 if TYPE_CHECKING:
@@ -174,12 +174,9 @@ class ServedFinding(Finding[ServiceView]):
 
     @override
     def read(self, folder: RunFolder) -> ServiceView | None:
-        service = known_service(folder.path)
-        return (
-            None
-            if service is None
-            else ServiceView(service, referee_of(folder.path), answered(folder.path), audit_of(folder.path))
-        )
+        if (service := folder.read(Service)) is None:
+            return None
+        return ServiceView(service, folder.read(Referee), answered(folder.path), folder.read(AnswersAudit))
 
     @override
     def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
@@ -194,7 +191,7 @@ class ServedFinding(Finding[ServiceView]):
             return
         try:
             open_service(folder, None, Silent()).close()
-            service = known_service(folder.path)
+            service = folder.read(Service)
             if service is not None and service.guarantee.nominal_epsilon is not None:
                 audit_answers(folder, _REPLACED, Silent())
         except InputError as error:

@@ -9,7 +9,7 @@ The endpoint keeps the network, in service/features.safetensors, so that the run
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -140,14 +140,13 @@ def _proven(experiment: Experiment, ledger: Ledger) -> Guarantee:
             "its clients hold copies of examples (data.partition = 'overlapping'), and its ledger is about one copy; "
             "name a run with another partition"
         )
-    proven = Guarantee(**{field.name: getattr(worst, field.name) for field in fields(Guarantee)})
     pure = [line.pure_epsilon for line in ledger.clients if line.pure_epsilon is not None]
     return replace(
-        proven,
+        worst.guarantee,
         # Lines are sorted by epsilon alone.
         pure_epsilon=max(pure) if len(pure) == len(ledger.clients) else None,
         participations=max(line.participations for line in ledger.clients),
-        notes=(*proven.notes, *((REPRODUCIBLE,) if experiment.noise == "reproducible" else ())),
+        notes=(*worst.notes, *((REPRODUCIBLE,) if experiment.noise == "reproducible" else ())),
     )
 
 

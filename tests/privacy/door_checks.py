@@ -65,7 +65,7 @@ from fedpriv.service.draws import Draws
 from fedpriv.service.http import build_app
 from fedpriv.service.opening import open_service
 from fedpriv.service.policies import POLICIES
-from fedpriv.service.records import known_service
+from fedpriv.service.records import Service
 from fedpriv.service.settings import ServiceConfig
 from tests.flower import apps
 from tests.flower.secure_sums import summed
@@ -662,7 +662,7 @@ def endpoint(folder: Path, method: str, keys: Mapping[str, Any], name: str = "ru
     # ``fedpriv query`` asks without a server: the same questions are free, and have the same answers.
     assert served.ask(images).labels.tolist() == [answer["label"] for answer in given]
     assert served.ledger.used == ASKED
-    return served, known_service(own.path), given
+    return served, own.read(Service), given
 
 
 def finished_run(folder: Path, name: str = "run", mechanism: Mapping[str, Any] | None = None) -> None:

@@ -14,7 +14,7 @@ from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.service.audit import audit_answers
 from fedpriv.service.opening import open_service
-from fedpriv.service.records import audit_of
+from fedpriv.service.records import AnswersAudit
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
 from tests.service.test_lab_service import copied
@@ -49,7 +49,7 @@ def test_proven_answers_are_not_refuted(run: RunFolder, tmp_path: Path, method: 
     found = audit_answers(folder, 4, Silent())
     assert found.proven and found.replaced == 4 and 0.05 < found.moved <= 1 and found.above == 0
     assert found.bound is not None and found.claimed is not None and not found.refutes
-    assert found == audit_of(folder.path)
+    assert found == folder.read(AnswersAudit)
     refuse_exceeded(found.figures)
     page = render_page(load_view(folder.path))
     assert "0 of 5" in page and "Share of right answers by the number of answers" in page

@@ -22,7 +22,7 @@ from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.audit import audit_answers
 from fedpriv.service.claims import claim_of
 from fedpriv.service.opening import open_endpoint, open_service
-from fedpriv.service.records import made_service, referee_of
+from fedpriv.service.records import Referee, made_service
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment
 from tests.service.test_lab_service import BARE, copied
@@ -150,7 +150,7 @@ def test_both_figures_are_added(run: RunFolder, private: RunFolder, tmp_path: Pa
         wanted = config(folder.path if asked is private else private.path, method, answers=5, **keys)
         open_service(folder, wanted, Silent()).close()
         service = made_service(folder.path)
-        found, alone = service.guarantee, referee_of(folder.path)
+        found, alone = service.guarantee, folder.read(Referee)
         assert found.epsilon == pytest.approx(2.0 + worst.epsilon, rel=1e-6)
         assert found.delta == keys.get("delta", 1e-5) + worst.delta
         assert found.pure_epsilon is None and service.learnt is not None

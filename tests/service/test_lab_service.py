@@ -28,7 +28,7 @@ from fedpriv.service.features import pooled_features
 from fedpriv.service.opening import add_user, in_process, open_service
 from fedpriv.service.policies import HeadKeys
 from fedpriv.service.proof import head_sensitivity
-from fedpriv.service.records import answered, known_service, made_service, referee_of, users
+from fedpriv.service.records import Referee, Service, answered, made_service, users
 from fedpriv.service.report import ServiceView, _facts
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import refuse_unsolvable_head
@@ -67,7 +67,7 @@ def test_the_noisy_model_is_written_once_and_never_without_noise(run: RunFolder,
     served = open_service(folder, wanted, Silent())
     world = build_world(folder.experiment())
     answers = served.ask(world.dataset.x_test[:20])
-    service = known_service(folder.path)
+    service = folder.read(Service)
     assert service is not None and service.head is not None
     found = service.head
     examples = sum(len(rows) for rows in world.partitions)
@@ -138,7 +138,7 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     assert open_service(folder, None, Silent()).asked == 101
     assert answered(folder.path) == {"owner": 100, "": 1}
     assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in _facts(
-        ServiceView(made_service(folder.path), referee_of(folder.path), answered(folder.path), None)
+        ServiceView(made_service(folder.path), folder.read(Referee), answered(folder.path), None)
     )
 
 
@@ -153,7 +153,7 @@ def test_policies_that_a_run_cannot_have_are_refused(run: RunFolder, tmp_path: P
             continue
         with pytest.raises(InputError, match=said):
             open_service(folder, wanted, Silent())
-        assert known_service(folder.path) is None
+        assert folder.read(Service) is None
 
 
 def test_users_have_keys_that_are_kept_nowhere(run: RunFolder, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_without_opendp_nothing_is_made_or_answered(
         InputError, match=r"service.randomness = 'opendp' needs OpenDP .*pip install 'fedpriv\[opendp\]'"
     ):
         open_service(folder, config("label", noise=1.0, randomness="opendp", **QUICK), Silent())
-    assert known_service(folder.path) is None
+    assert folder.read(Service) is None
     open_service(folder, config("label", noise=1.0, **QUICK), Silent())
     path = folder.path / "service" / "service.json"
     known = json.loads(path.read_text())

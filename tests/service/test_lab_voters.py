@@ -12,7 +12,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.service.opening import in_process, open_service
 from fedpriv.service.policies.votes import NoisyVotes
-from fedpriv.service.records import known_service
+from fedpriv.service.records import Service
 from fedpriv.service.voters import CLIENT, shards_of, train_voters, vote_counts
 from tests.integration.small import experiment
 from tests.service.test_lab_service import BARE, config, copied, run
@@ -61,7 +61,7 @@ def test_clients_are_shards_and_protected_as_a_whole(run: RunFolder, tmp_path: P
 
     wanted = config("votes", target_epsilon=1.0, answers=4, features="pooled:4", regularisation=0.01)
     served = open_service(folder, wanted, Heard())
-    service = known_service(folder.path)
+    service = folder.read(Service)
     assert service is not None and service.models == 2
     assert service.guarantee.adjacency == CLIENT and service.guarantee.epsilon == pytest.approx(1.0)
     # sqrt(2 Q) / mu of (1, 1e-5): 5.276 sqrt(Q) votes.

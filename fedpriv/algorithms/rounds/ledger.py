@@ -236,7 +236,7 @@ def views(world: World, worst: LedgerLine) -> tuple[LedgerView, ...]:
     where = world.experiment.mechanism.noise_at
     if where == "clients":
         return ()
-    plain = Guarantee(**{name: getattr(worst, name) for name in Guarantee.__dataclass_fields__})
+    plain = worst.guarantee
     if where == "sum":
         return (_of_sums(plain),)
     model = LedgerView(

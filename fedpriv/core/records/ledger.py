@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -156,6 +156,11 @@ class LedgerLine(Guarantee, _Client):
             noise=noise,
             ceilings=dict(ceilings),
         )
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What is proven, without whom it is about."""
+        return Guarantee(**{each.name: getattr(self, each.name) for each in fields(Guarantee)})
 
     @property
     def badness(self) -> tuple[float, float, int, int]:

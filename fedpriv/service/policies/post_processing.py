@@ -1,6 +1,5 @@
 """Every probability of a network whose training was private: the answers are post-processing of it."""
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
@@ -35,6 +34,4 @@ class PostProcessing(AnswerPolicy):
 
     @override
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
-        from fedpriv.core.records import Guarantee
-
-        return Guarantee(**{field.name: getattr(ledger.worst, field.name) for field in fields(Guarantee)})
+        return ledger.worst.guarantee

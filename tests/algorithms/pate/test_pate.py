@@ -36,7 +36,7 @@ from fedpriv.core.world import World, build_world
 from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts, quantised, restored, votes_limit
 from fedpriv.server import exchange as exchange_module
 from fedpriv.service.opening import open_service
-from fedpriv.service.records import referee_of
+from fedpriv.service.records import Referee
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.sweep.record import read_record
 from tests.integration.small import BASE, experiment, left_behind
@@ -137,7 +137,7 @@ def test_its_endpoint_is_measured_on_the_same_images(finished: Path, tmp_path: P
     path = shutil.copytree(finished, tmp_path / "run")
     folder = RunFolder.open(path)
     open_service(folder, ServiceConfig(), Silent()).close()
-    referee, knowledge = referee_of(folder.path), folder.read(Knowledge)
+    referee, knowledge = folder.read(Referee), folder.read(Knowledge)
     assert referee is not None and knowledge is not None
     assert (referee.tested, referee.accuracy.value) == (knowledge.evaluated, pytest.approx(knowledge.student))
 
