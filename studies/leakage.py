@@ -52,8 +52,9 @@ from fedpriv.core.lab.summary import versions
 from fedpriv.core.lab.victims import UploadTarget, candidates, truth
 from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records import AttackResult, Interval, Score, parse_json
+from fedpriv.core.records import AttackResult, Interval, Score
 from fedpriv.core.registry import ATTACKS
+from fedpriv.core.runs.files import Files
 from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World, build_world
@@ -154,6 +155,11 @@ class Cell:
     victims: int  # how many clients upload one image's gradient each
     seed: int  # of the experiment
 
+    @property
+    def guess(self) -> "Cell":
+        """The guess for the same images, which saw no upload."""
+        return Cell(self.data, "", "", "", GUESS, "", self.victims, self.seed)
+
 
 @dataclass(frozen=True)
 class CellRow:
@@ -173,10 +179,6 @@ class CellRow:
     best: Interval | None = None
     # no attack tells one image among 100 more often from this upload; `None` without a mechanism
     ceiling: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object as JSON types."""
-        return asdict(self)
 
 
 ROW = TypeAdapter(CellRow)
@@ -204,14 +206,6 @@ class Batch:
         values = self.config.model_dump().items()
         settings = ",".join(f"{key}={value if isinstance(value, str) else format(value, 'g')}" for key, value in values)
         return Cell(self.data, self.model, self.network, mechanism, self.attack, settings, self.victims, self.seed)
-
-    def of(self, mechanisms: tuple[str, ...]) -> "Batch":
-        """Return the part of it that is about these mechanisms."""
-        return replace(self, mechanisms=mechanisms)
-
-    def guess(self) -> Cell:
-        """Return the cell of the guess that saw no upload."""
-        return Cell(self.data, "", "", "", GUESS, "", self.victims, self.seed)
 
 
 def mechanism_of(name: str) -> dict[str, Any]:
@@ -266,20 +260,14 @@ def measure(batch: Batch, pictures: Pictures) -> list[CellRow]:
                 failures[name],
                 cosine=statistics.median(_cosine(*pair) for pair in zip(uploads[name], scene.bare, strict=True)),
                 epsilon=plan.guarantee([FIRST]).epsilon,
-                best=best_decision(scene.world, scene.truths, uploads[name], batch.seed)
-                if ATTACKS[batch.attack].picks()
-                else None,
+                best=best_decision(scene.world, scene.truths, uploads[name], batch.seed) if picks else None,
                 ceiling=ceilings(replace(plan.accounted([FIRST]), sampling="full", rate=1.0), [1 / 100])[0].gamma,
                 accuracy=scene.accuracy,
                 seconds=seconds,
             )
             rows.append(row)
-    return [*rows, _stamped(batch.guess(), _result(batch.guess(), scene, []), "")]
-
-
-def failed(cell: Cell, failure: str) -> CellRow:
-    """Return the row of a cell that could not be measured."""
-    return _stamped(cell, None, failure)
+    guess = batch.cell("").guess
+    return [*rows, _stamped(guess, _result(guess, scene, []), "")]
 
 
 def _stamped(cell: Cell, result: AttackResult | None, failure: str, **figures: Any) -> CellRow:
@@ -408,6 +396,8 @@ CHANCE = 0.01  # what chance does more rarely than this counts as identified
 
 Group = tuple[str, str, str]
 """(data, model, network)."""
+Guessed = Mapping[Cell, AttackResult | None]
+"""The figures of guesses."""
 
 
 def line(row: CellRow) -> str:
@@ -461,7 +451,7 @@ def _strength(result: AttackResult) -> tuple[int, int, float]:
 
 def tables(rows: Sequence[CellRow]) -> dict[str, Table]:
     """The tables of docs/attacks-measured.md by their names in docs/results."""
-    guessed = {(row.cell.data, row.cell.victims, row.cell.seed): row.result for row in rows if row.cell.attack == GUESS}
+    guessed = {row.cell: row.result for row in rows if row.cell.attack == GUESS}
     by_group = groups(rows)
     pictures = {group: [row for row in cells if not _picks(row)] for group, cells in by_group.items()}
     return {
@@ -472,16 +462,14 @@ def tables(rows: Sequence[CellRow]) -> dict[str, Table]:
     }
 
 
-def _summary(
-    by_group: Mapping[Group, Sequence[CellRow]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
-) -> Table:
+def _summary(by_group: Mapping[Group, Sequence[CellRow]], guessed: Guessed) -> Table:
     lines: list[tuple[str, ...]] = []
     for group, cells in by_group.items():
         for mechanism, row in strongest(cells).items():
             if row is None or row.result is None:
                 lines.append((group[0], _network(group), mechanism, "", "", "every attack failed", *[""] * 5))
                 continue
-            guess = guessed.get((row.cell.data, row.cell.victims, row.cell.seed))
+            guess = guessed.get(row.cell.guess)
             lines.append(
                 (
                     group[0],
@@ -499,21 +487,17 @@ def _summary(
     return Table.of(heads, lines)
 
 
-def _details(
-    by_group: Mapping[Group, Sequence[CellRow]], guessed: Mapping[tuple[str, int, int], AttackResult | None]
-) -> Table:
+def _details(by_group: Mapping[Group, Sequence[CellRow]], guessed: Guessed) -> Table:
     heads = ("data", "network", "test accuracy", "mechanism", "attack", "steps", "MSE", "PSNR, dB", "SSIM")
     lines = chain.from_iterable(_cells(group, cells, guessed) for group, cells in by_group.items())
     return Table.of((*heads, *_COUNTS, "seconds"), lines)
 
 
-def _cells(
-    group: Group, cells: Sequence[CellRow], guessed: Mapping[tuple[str, int, int], AttackResult | None]
-) -> Iterator[tuple[str, ...]]:
+def _cells(group: Group, cells: Sequence[CellRow], guessed: Guessed) -> Iterator[tuple[str, ...]]:
     """One line for the guess and for each mechanism and attack on a network."""
     accuracy = next((row.accuracy for row in cells if row.accuracy is not None), None)
     network = (group[0], _network(group), "" if accuracy is None else percent(accuracy))
-    for key in dict.fromkeys((row.cell.data, row.cell.victims, row.cell.seed) for row in cells):
+    for key in dict.fromkeys(row.cell.guess for row in cells):
         if (guess := guessed.get(key)) is not None:
             yield (*network, "", "public mean", "", *_figures(guess), *_counts(guess), "")
     order = list(dict.fromkeys(row.cell.mechanism for row in cells))
@@ -579,7 +563,7 @@ def _outcome(group: Group, cells: Sequence[CellRow]) -> tuple[str, ...]:
             columns[(recovers_known, bool(known), recovers, True).index(True)].append(mechanism)
         if any(result.label_accuracy == 1 for result in results):
             columns[4].append(mechanism)
-    return group[0], _network(group), *map(_names, columns)
+    return group[0], _network(group), *map(", ".join, columns)
 
 
 def _is_identified(result: AttackResult, attacks: int) -> bool:
@@ -624,10 +608,6 @@ def _steps(row: CellRow) -> str:
 
 def _network(group: Group) -> str:
     return f"{group[1]}, {group[2]}"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 SHOWN, TILE, GAP, LABEL, TEXT = 6, 64, 4, 220, 13
@@ -687,14 +667,14 @@ def _run(options: argparse.Namespace) -> None:
     rows = read_rows(options.json) if options.json else {}
     if options.json:
         _cut_torn_line(options.json)
-    save = partial(save_strip, options.pictures) if options.pictures else _no_picture
+    save = partial(save_strip, options.pictures) if options.pictures else lambda *_: None
     for batch in _missing(options, rows):
         for row in _measured(batch, save):
             rows[row.cell] = row
             print(line(row), flush=True)
             if options.json:
                 with options.json.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row.to_json(), allow_nan=False) + "\n")
+                    file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
     if options.pictures:
         compose(options.pictures, list(rows.values()))
     if options.tables:
@@ -704,12 +684,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def read_rows(path: Path) -> dict[Cell, CellRow]:
     """Return the last measurement of each cell in a file of JSON lines; a torn last line is left out."""
-    if not path.exists():
-        return {}
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1].splitlines()
-    rows = [parse_json(text, ROW, f"{path}, line {number}") for number, text in enumerate(whole, 1)]
-    return {row.cell: row for row in rows}
+    return {row.cell: row for row in Files(path.parent).appended_lines(path.name, ROW)}
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -727,24 +702,16 @@ def _cut_torn_line(path: Path) -> None:
 def _missing(options: argparse.Namespace, rows: dict[Cell, CellRow]) -> Iterable[Batch]:
     """The batches to attack, without the cells that are there; one network's attacks follow each other."""
     scale = SCALES[options.scale]
+    mechanisms, victims = options.mechanisms or scale.mechanisms, options.victims or scale.victims
     for data, model, network in product(options.data, options.models, options.networks):
         for attack in options.attacks:
             if attack not in MODELS[model].attacks:
                 continue
-            batch = Batch(
-                data,
-                model,
-                network,
-                attack,
-                scale.settings[attack],
-                options.mechanisms or scale.mechanisms,
-                options.victims or scale.victims,
-                options.seed,
-                options.device,
-            )
-            wanted = tuple(name for name in batch.mechanisms if _is_missing(batch.cell(name), rows, options.again))
+            config = scale.settings[attack]
+            batch = Batch(data, model, network, attack, config, mechanisms, victims, options.seed, options.device)
+            wanted = tuple(name for name in mechanisms if _is_missing(batch.cell(name), rows, options.again))
             if wanted:
-                yield batch.of(wanted)
+                yield replace(batch, mechanisms=wanted)
 
 
 def _is_missing(cell: Cell, rows: dict[Cell, CellRow], again: Sequence[str]) -> bool:
@@ -757,11 +724,7 @@ def _measured(batch: Batch, save: Callable[..., None]) -> list[CellRow]:
         return measure(batch, save)
     except (InputError, ArithmeticError, RuntimeError) as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        return [failed(batch.cell(name), " ".join(reason.split())) for name in batch.mechanisms]
-
-
-def _no_picture(*_: object) -> None:
-    """Pictures were not asked for."""
+        return [_stamped(batch.cell(name), None, " ".join(reason.split())) for name in batch.mechanisms]
 
 
 def _parser() -> StudyParser:

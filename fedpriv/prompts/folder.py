@@ -134,7 +134,7 @@ class PromptFolder(Files):
 
     def votes(self, questions: int, voters: int, labels: int) -> list[PromptVotes]:
         """Return the votes so far, a cut-off last line left out."""
-        kept, where = self._lines(_VOTES, _LINE), str(self.path / _VOTES)
+        kept, where = self.appended_lines(_VOTES, _LINE), str(self.path / _VOTES)
         if [line.question for line in kept] != list(range(len(kept))):
             raise InputError(f"{where} is damaged: questions are missing")
         if len(kept) > questions:

@@ -82,7 +82,7 @@ class Files:
             raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
         return record
 
-    def _lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
+    def appended_lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
         """Read the whole lines of a file of JSON objects; a torn last one is left out."""
         path = self.path / name
         if not path.exists():

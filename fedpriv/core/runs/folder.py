@@ -156,7 +156,7 @@ class RunFolder(Files):
 
     def asked(self) -> tuple[Asked, ...]:
         """The queries so far, a cut-off round included."""
-        return tuple(self._lines("asked.jsonl", _ASKED))
+        return tuple(self.appended_lines("asked.jsonl", _ASKED))
 
     def notices(self) -> list[str]:
         """What the server of a deployment has warned of."""
@@ -168,7 +168,7 @@ class RunFolder(Files):
 
     def rounds(self) -> list[RoundRecord]:
         """The complete lines of metrics.jsonl."""
-        return self._lines("metrics.jsonl", _ROUND)
+        return self.appended_lines("metrics.jsonl", _ROUND)
 
     def summary(self) -> Summary | None:
         """What the run wrote about itself when it ended; ``None`` before, or if it was killed."""
