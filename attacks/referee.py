@@ -8,7 +8,6 @@ each of some other images of the same data set? A picture that nobody would call
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor
 from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse, guesses, recovery_chance, row_scores
 from fedpriv.attacks.reconstruction import Reconstruction
-from fedpriv.attacks.truth import Scores, Truth, odds, subject
+from fedpriv.attacks.truth import UNMADE, Scores, Truth, scored
 from fedpriv.core.columns import ColumnSpec
-from fedpriv.core.records import RowScore, Score
+from fedpriv.core.records import Score
 
 SMALLEST_MSE = 1e-20  # keeps the PSNR of a perfect image finite: 200 dB
 ROUNDING = 1 - 1e-6  # of a guess's MSE
@@ -82,31 +81,33 @@ def score(
         if len(rows) == 0:
             continue
         images = attempt.images[columns].clamp(0, 1)
-        labels = [label if label >= 0 else None for label in attempt.labels[columns].tolist()]
         if chosen:
             pictures = dict(zip(rows.tolist(), images, strict=True))
-        lines, reason = _lines(
-            truth,
-            rows,
-            images,
-            std,
-            perceptual=chosen and perceptual,
-            padded=padded,
-            labels=labels,
-            bar=bar,
-            success_ssim=success_ssim,
-            # An attack that shows fewer pictures than it may has chosen when to guess.
-            offered=1 if reconstruction.picked else max(len(attempt.images), len(truth.images)),
-            picked=reconstruction.picked,
-            attack=reconstruction.attack,
-            upload=upload,
-            restart=restart,
-            chosen=chosen,
-            loss=attempt.loss,
-            note=note,
+        found, reason = _compared(
+            truth, rows, images, std, perceptual=chosen and perceptual, padded=padded, picked=reconstruction.picked
         )
-        scores += lines
         reasons.append(reason)
+        for number, label, figures in zip(rows.tolist(), attempt.labels[columns].tolist(), found, strict=True):
+            # Recovered is what is like the original and nearer to it than every guess; but what was in the adversary's
+            # hands already is not.
+            is_alike = figures["cells"].is_recovered if truth.columns else figures["ssim"] >= success_ssim
+            line = scored(
+                truth,
+                number,
+                label if label >= 0 else None,
+                # An attack that shows fewer pictures than it may has chosen when to guess.
+                offered=1 if reconstruction.picked else max(len(attempt.images), len(truth.images)),
+                picked=reconstruction.picked,
+                attack=reconstruction.attack,
+                upload=upload,
+                restart=restart,
+                chosen=chosen,
+                loss=attempt.loss,
+                note=note,
+                recovered=not reconstruction.picked and is_alike and figures["mse"] < float(bar[number]),
+                **figures,
+            )
+            scores.append(line)
     return Scores(tuple(scores), _last(reasons), pictures)
 
 
@@ -117,31 +118,19 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
 
         return missed_sentences(truth, attack, upload, scores)
     places = {(score.client, score.image) for score in scores if score.chosen}
-    offered = 1 if picked else len(truth.labels)
-    lines = []
-    for number in range(len(truth.labels)):
-        if truth.place(number) in places:
-            continue
-        lines.append(
-            Score(
-                attack=attack,
-                upload=upload,
-                restart=0,
-                chosen=True,
-                loss=None,
-                mse=math.inf,
-                mse_normalised=math.inf,
-                psnr=-math.inf,
-                ssim=-1.0,
-                lpips=None,
-                recovered=False,
-                note="",
-                picked=picked,
-                **subject(truth, number, None),
-                **odds(truth, number, offered, picked=picked),
-            )
-        )
-    return tuple(lines)
+    about = {**UNMADE, "attack": attack, "upload": upload, "offered": 1 if picked else len(truth.labels)}
+    nothing: dict[str, Any] = {
+        "mse": math.inf,
+        "mse_normalised": math.inf,
+        "psnr": -math.inf,
+        "ssim": -1.0,
+        "lpips": None,
+    }
+    return tuple(
+        scored(truth, number, None, picked=picked, recovered=False, **nothing, **about)
+        for number in range(len(truth.labels))
+        if truth.place(number) not in places
+    )
 
 
 def score_guesses(
@@ -155,36 +144,18 @@ def score_guesses(
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}
     reasons: list[str | None] = []
-    count = len(truth.labels)
     for guess in guesses:
         images = guess.offer(truth.labels)
         if guess.by_class is not None:
             pictures = dict(enumerate(images))
-        lines, reason = _lines(
-            truth,
-            torch.arange(count),
-            images,
-            std,
-            perceptual=perceptual,
-            padded=padded,
-            labels=[None] * count,
-            bar=torch.zeros(count),
-            success_ssim=0.0,
-            offered=1,
-            picked=False,
-            attack=guess.name,
-            upload="none",
-            restart=0,
-            chosen=True,
-            loss=None,
-            note="",
-        )
-        scores += lines
+        about = {**UNMADE, "attack": guess.name, "upload": "none", "recovered": False, "offered": 1}
+        found, reason = _compared(truth, torch.arange(len(images)), images, std, perceptual=perceptual, padded=padded)
+        scores += [scored(truth, number, None, **figures, **about) for number, figures in enumerate(found)]
         reasons.append(reason)
     return Scores(tuple(scores), _last(reasons), pictures)
 
 
-def _lines(
+def _compared(
     truth: Truth,
     rows: Tensor,
     images: Tensor,
@@ -192,72 +163,31 @@ def _lines(
     *,
     perceptual: bool,
     padded: bool,
-    labels: Sequence[int | None],
-    bar: Tensor,
-    success_ssim: float,
-    offered: int,
-    picked: bool,
-    **about: Any,
-) -> tuple[list[Score], str | None]:
-    """Compare images (B, C, H, W) with the true ones of these numbers (B,); return one line each, why without LPIPS.
+    picked: bool = False,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Compare images (B, C, H, W) with the true ones of these numbers (B,).
 
-    Recovered is what reaches the SSIM, or is a recovered row, and has an MSE below the bar of its true image; but what
-    was in the adversary's hands already is not. ``offered``: images from which
-    the one that goes with a true image was chosen by its error. ``about``: the fields of :class:`Score` that all lines
-    have in common.
+    Returned are of each the fields of :class:`Score` that are figures, and why there is no LPIPS.
     """
     originals, scale = truth.images[rows], torch.tensor(std, dtype=torch.float64)[:, None, None]
     mse = metrics.mse(originals, images)
-    normalised = metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale)
-    if truth.columns:
-        likeness = _rows(truth, originals, images)
-    else:
-        likeness = _pictures(originals, images, success_ssim, mse, padded=padded)
+    nothing = [None] * len(images)
+    lpips, reason = _lpips(truth, originals, images) if perceptual else (nothing, None)
     ranks, candidates = _picks(truth, rows, images) if picked else _ranks(originals, images, truth.others)
-    lpips, reason = _lpips(truth, originals, images) if perceptual else ([None] * len(images), None)
-    lines = []
-    for k, (image, label) in enumerate(zip(rows.tolist(), labels, strict=True)):
-        line = Score(
-            mse=float(mse[k]),
-            mse_normalised=float(normalised[k]),
-            psnr=likeness[k].psnr,
-            ssim=likeness[k].ssim,
-            ssim_padded=likeness[k].ssim_padded,
-            lpips=lpips[k],
-            recovered=not picked and likeness[k].is_alike and float(mse[k]) < float(bar[image]),
-            cells=likeness[k].cells,
-            rank=ranks[k],
-            candidates=candidates[k],
-            picked=picked,
-            **subject(truth, image, label),
-            **odds(truth, image, offered, picked=picked),
-            **about,
-        )
-        lines.append(line)
-    return lines, reason
-
-
-@dataclass(frozen=True)
-class _Likeness:
-    """Scores other than the MSE: PSNR and SSIM of pictures, cells of rows; and whether they count as alike."""
-
-    is_alike: bool
-    psnr: float | None = None
-    ssim: float | None = None
-    ssim_padded: float | None = None
-    cells: RowScore | None = None
-
-
-def _pictures(originals: Tensor, images: Tensor, success_ssim: float, mse: Tensor, *, padded: bool) -> list[_Likeness]:
-    psnr = -10 * mse.clamp(min=SMALLEST_MSE).log10()
-    ssim = metrics.ssim(originals, images).tolist()
-    others = metrics.padded_ssim(originals, images).tolist() if padded else [None] * len(images)
-    figures = zip(psnr.tolist(), ssim, others, strict=True)
-    return [_Likeness(valid >= success_ssim, decibel, valid, other) for decibel, valid, other in figures]
-
-
-def _rows(truth: Truth, originals: Tensor, images: Tensor) -> list[_Likeness]:
-    return [_Likeness(cells.is_recovered, cells=cells) for cells in row_scores(truth.columns, originals, images)]
+    figures: dict[str, Sequence[Any]] = {
+        "mse": mse.tolist(),
+        "mse_normalised": metrics.mse(originals.cpu().double() / scale, images.cpu().double() / scale).tolist(),
+        "lpips": lpips,
+        "rank": ranks,
+        "candidates": candidates,
+    }
+    if truth.columns:
+        figures |= {"psnr": nothing, "ssim": nothing, "cells": row_scores(truth.columns, originals, images)}
+    else:
+        psnr = -10 * mse.clamp(min=SMALLEST_MSE).log10()
+        figures |= {"psnr": psnr.tolist(), "ssim": metrics.ssim(originals, images).tolist()}
+        figures["ssim_padded"] = metrics.padded_ssim(originals, images).tolist() if padded else nothing
+    return [dict(zip(figures, values, strict=True)) for values in zip(*figures.values(), strict=True)], reason
 
 
 def _in_order(truth: Truth) -> tuple[Tensor, Tensor]:

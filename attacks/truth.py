@@ -62,32 +62,35 @@ class Scores:
     pictures: Mapping[int, Tensor]
 
 
-def subject(truth: Truth, number: int, label: int | None) -> dict[str, Any]:
-    """Return the fields of :class:`Score` that name the true image, and say whether its label was given."""
+# fields of what no attack has made
+UNMADE: Mapping[str, Any] = {"restart": 0, "chosen": True, "loss": None, "note": ""}
+
+
+def scored(truth: Truth, number: int, label: int | None, *, offered: int, picked: bool = False, **fields: Any) -> Score:
+    """Return the line about a true image; ``fields``: of :class:`Score`, all that the truth does not decide.
+
+    ``label``: the inferred one. ``offered``: the images from which the one that goes with it was chosen by its error.
+    """
     client, place = truth.place(number)
     true_label = int(truth.labels[number])
-    return {
-        "round": truth.round,
-        "client": client,
-        "image": place,
-        "label": label,
-        "true_label": true_label,
-        "label_correct": None if label is None else label == true_label,
-        "clients": truth.clients,
-    }
-
-
-def odds(truth: Truth, image: int, offered: int, *, picked: bool) -> dict[str, Any]:
-    """What may be expected of attacks on one image: the fields of :class:`Score` that no attack decides."""
     # In a batch the best decision is that of somebody who gives one answer for each image.
-    optimum = truth.optima[image] if truth.optima is not None and (picked or offered == 1) else None
-    return {
-        "offered": offered,
-        "chance": _chance(truth, image, offered, picked=picked),
-        "releases": None if truth.releases is None else truth.releases[image],
-        "best": None if optimum is None else optimum.share,
-        "draws": 0 if optimum is None else optimum.draws,
-    }
+    optimum = truth.optima[number] if truth.optima is not None and (picked or offered == 1) else None
+    return Score(
+        round=truth.round,
+        client=client,
+        image=place,
+        label=label,
+        true_label=true_label,
+        label_correct=None if label is None else label == true_label,
+        clients=truth.clients,
+        picked=picked,
+        offered=offered,
+        chance=_chance(truth, number, offered, picked=picked),
+        releases=None if truth.releases is None else truth.releases[number],
+        best=None if optimum is None else optimum.share,
+        draws=0 if optimum is None else optimum.draws,
+        **fields,
+    )
 
 
 def _chance(truth: Truth, image: int, offered: int, *, picked: bool) -> float | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.reconstruction.results import Reconstruction
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.attacks.truth import Scores, Truth, bare, odds, subject
+from fedpriv.attacks.truth import UNMADE, Scores, Truth, bare, scored
 from fedpriv.core.names import END, START
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Score, SentenceScore
@@ -61,7 +61,8 @@ def pairs(true: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> dict[
 
 
 _NO_LPIPS = "it is for pictures, these are sentences"
-_UNMADE = {"restart": 0, "chosen": True, "loss": None, "note": ""}  # of what no attack has made
+# fields that sentences have not
+_NO_PICTURE: Mapping[str, Any] = dict.fromkeys(("mse", "mse_normalised", "psnr", "ssim", "lpips"))
 
 
 def score_sentences(reconstruction: Reconstruction, upload: str, truth: Truth, guesses: Sequence[Guess]) -> Scores:
@@ -78,19 +79,20 @@ def score_sentences(reconstruction: Reconstruction, upload: str, truth: Truth, g
         matched = pairs(true, made)
         offered, given = len(made), len(true)
         count = f"{offered} sentences read for {given} true ones" if offered != given else ""
-        about = {
+        about: dict[str, Any] = {
             "attack": reconstruction.attack,
             "upload": upload,
             "restart": restart,
             "chosen": chosen,
             "note": "; ".join(text for text in (reconstruction.note, count) if text),
+            "loss": attempt.loss,
+            "offered": max(offered, given),
         }
         for number in range(given):
             place = matched.get(number)
-            label = None if place is None else int(attempt.labels[place])
-            line = _Line(truth, number, max(offered, given), true, guessed)
+            label = None if place is None or attempt.labels[place] == -1 else int(attempt.labels[place])
             read = [] if place is None else made[place]
-            lines.append(line.score(read, None if label == -1 else label, {**about, "loss": attempt.loss}))
+            lines.append(_line(truth, number, read, label, guessed, about))
             if chosen and place is not None:
                 pictures[number] = attempt.images[place]
     return Scores(tuple(lines), _NO_LPIPS, pictures)
@@ -100,58 +102,44 @@ def missed_sentences(truth: Truth, attack: str, upload: str, scores: Sequence[Sc
     """Return a line for each sentence of an upload that was refused; see :func:`fedpriv.attacks.referee.missed`."""
     if scores:
         return ()
-    true = [bare(tokens) for tokens in truth.images]
-    about = {**_UNMADE, "attack": attack, "upload": upload}
-    return tuple(_Line(truth, number, len(true), true, []).score([], None, about) for number in range(len(true)))
+    about = {**UNMADE, "attack": attack, "upload": upload, "offered": len(truth.images)}
+    return tuple(_line(truth, number, [], None, [], about) for number in range(len(truth.images)))
 
 
 def score_guessed_sentences(guesses: Sequence[Guess], truth: Truth) -> Scores:
     """Score the guesses as if they were readings; by definition none recovers anything."""
-    true = [bare(tokens) for tokens in truth.images]
     lines = []
-    pictures: dict[int, Tensor] = {}
     for guess in guesses:
         made = bare(guess.image)
-        about = {**_UNMADE, "attack": guess.name, "upload": "none"}
-        lines += [_Line(truth, number, 1, true, [made]).score(made, None, about) for number in range(len(true))]
-    return Scores(tuple(lines), _NO_LPIPS, pictures)
+        about = {**UNMADE, "attack": guess.name, "upload": "none", "offered": 1}
+        lines += [_line(truth, number, made, None, [made], about) for number in range(len(truth.images))]
+    return Scores(tuple(lines), _NO_LPIPS, {})
 
 
-class _Line:
-    """What the lines about one true sentence have in common."""
+def _line(
+    truth: Truth,
+    number: int,
+    made: list[int],
+    label: int | None,
+    guessed: Sequence[list[int]],
+    about: Mapping[str, Any],
+) -> Score:
+    """Compare one sentence with the true one; ``about``: the fields that say of what it is."""
+    true = bare(truth.images[number])
+    words = sentence_score(true, made)
+    rank, candidates = _rank(true, made, truth.others)
+    recovered = words.exact and made not in guessed
+    figures: dict[str, Any] = {"recovered": recovered, "rank": rank, "candidates": candidates, "words": words}
+    return scored(truth, number, label, **_NO_PICTURE, **figures, **about)
 
-    def __init__(
-        self, truth: Truth, number: int, offered: int, true: Sequence[list[int]], guessed: Sequence[list[int]]
-    ) -> None:
-        self._truth, self._number, self._offered = truth, number, offered
-        self._true, self._guessed = true[number], guessed
 
-    def score(self, made: list[int], label: int | None, about: Mapping[str, Any]) -> Score:
-        """Compare one sentence with the true one; ``about``: the fields that say of what it is."""
-        truth, words = self._truth, sentence_score(self._true, made)
-        rank, candidates = self._rank(made)
-        return Score(
-            mse=None,
-            mse_normalised=None,
-            psnr=None,
-            ssim=None,
-            lpips=None,
-            recovered=words.exact and made not in self._guessed,
-            rank=rank,
-            candidates=candidates,
-            words=words,
-            **subject(truth, self._number, label),
-            **odds(truth, self._number, self._offered, picked=False),
-            **about,
-        )
-
-    def _rank(self, made: list[int]) -> tuple[int | None, int | None]:
-        """The place of the original among others by likeness, and among how many without copies; ties count against."""
-        if self._truth.others is None:
-            return None, None
-        others = [tokens for other in self._truth.others if (tokens := bare(other)) != self._true]
-        own = likeness(self._true, made)
-        return 1 + sum(likeness(other, made) >= own for other in others), 1 + len(others)
+def _rank(true: list[int], made: list[int], others: Tensor | None) -> tuple[int | None, int | None]:
+    """The place of the original among others by likeness, and among how many without copies; ties count against."""
+    if others is None:
+        return None, None
+    differing = [tokens for other in others if (tokens := bare(other)) != true]
+    own = likeness(true, made)
+    return 1 + sum(likeness(other, made) >= own for other in differing), 1 + len(differing)
 
 
 # Sentences that somebody offers who never saw an upload: frequent tokens, and a language model's sample.
