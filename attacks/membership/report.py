@@ -3,23 +3,38 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from typing_extensions import override
 
 from fedpriv.attacks.membership.records import Membership, MembershipAttack
-from fedpriv.attacks.membership.settings import AuditConfig
-from fedpriv.core.errors import RunFailedError
+from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Column, Columns, Part, RecordFinding, RunView, Section, Tile, chosen_attack
 from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.progress import Silent
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
+from fedpriv.core.settings import Count, Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
     from fedpriv.core.report.drawing import Plot
+
+
+class AuditConfig(Settings):
+    """Membership inference on every trial, as ``fedpriv audit`` does it."""
+
+    references: Count = Field(32, description="reference models to train for each trial; an even number from 6")
+    pairs: Count = Field(1000, ge=2, description="members, and as many non-members, to tell apart; at least 2")
+
+    @field_validator("references")
+    @classmethod
+    def _in_twos(cls, references: int) -> int:
+        if references < 6 or references % 2:
+            raise InputError("expected an even number from 6")
+        return references
+
 
 # The area under the curve of guesses.
 GUESS = 0.5

@@ -10,7 +10,8 @@ from torch.nn.utils import skip_init
 from fedpriv.attacks.scene import Counted, ProbeReferee, ProbeScene, Public
 from fedpriv.core.randomness import Secret
 from fedpriv.service.endpoint import Endpoint, Oracle
-from fedpriv.service.policies import Facts, Scores, named_policy
+from fedpriv.service.policies import Facts, Scores
+from tests.service.named import named_policy
 
 SHAPE = (1, 4, 4)
 

@@ -20,7 +20,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee
 from fedpriv.core.runs import RunFolder
-from fedpriv.service.policies import named_policy
+from tests.service.named import named_policy
 from tests.service.test_lab_endpoint import finished
 
 QUICK = MembershipByAnswers(references=6, pairs=15, population=20)

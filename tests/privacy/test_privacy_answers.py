@@ -15,8 +15,9 @@ from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.models.machinery.convex import Objective, minimised
-from fedpriv.service.policies import POLICIES, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
+from fedpriv.service.policies import POLICIES, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, softmax
 from fedpriv.service.proof import head_sensitivity
+from tests.service.named import named_policy
 
 CONFIDENCE = 0.999
 DELTA = 1e-5

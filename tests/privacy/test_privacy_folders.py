@@ -23,8 +23,9 @@ from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.flower.app_settings import FlowerSettings
 from fedpriv.service.endpoint import Oracle
 from fedpriv.service.ledger import Opening, QueryLedger
-from fedpriv.service.policies import Facts, named_policy
+from fedpriv.service.policies import Facts
 from fedpriv.service.served import Served
+from tests.service.named import named_policy
 
 ROOT = Path(__file__).parents[2]
 _OWN = "one run with its own ledger lies in it; another folder is another run, and no budget is shared"

@@ -10,7 +10,8 @@ from fedpriv.attacks.scene import Counted
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.service.endpoint import Endpoint, Oracle, checked_images
-from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, named_policy, softmax
+from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, softmax
+from tests.service.named import named_policy
 
 SHAPE = (1, 2, 2)
 

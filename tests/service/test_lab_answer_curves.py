@@ -5,7 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from fedpriv.service.opening import KnownImages, answer_curves
-from fedpriv.service.policies import Facts, NoisyPolicy, Scores, named_policy
+from fedpriv.service.policies import Facts, NoisyPolicy, Scores
+from tests.service.named import named_policy
 
 FACTS = Facts(10, sensitivity=0.1, norm=1.0, features=16)
 VOTES = Facts(10, models=50)

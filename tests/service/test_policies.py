@@ -12,8 +12,9 @@ from fedpriv.attacks.unmasking import exact_logits
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.mechanisms.machinery.model_noise import spread_noise
-from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, named_policy, softmax
+from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores, softmax
 from fedpriv.service.proof import calibrated_level
+from tests.service.named import named_policy
 
 FACTS = Facts(classes=4, sensitivity=0.1, norm=1.0, features=20)
 DELTA = 1e-5

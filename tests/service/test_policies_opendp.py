@@ -9,8 +9,9 @@ from scipy import special, stats
 
 from fedpriv.core.errors import InputError
 from fedpriv.service.draws import ExactDraws
-from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, named_policy
+from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy
 from fedpriv.service.proof import AnswerRelease, answer_guarantee
+from tests.service.named import named_policy
 from tests.service.test_policies import LEDGER
 from tests.service.zcdp import zcdp_epsilon
 
@@ -130,5 +131,5 @@ def test_opendp_is_asked_for_what_it_draws_only() -> None:
     for name in ("model", "logits"):
         with pytest.raises(InputError, match="density falls with a vector's length, which OpenDP does not draw"):
             named_policy(name, {"noise": 1.0, "distribution": "laplace", "randomness": "opendp"})
-    with pytest.raises(InputError, match="randomness = 'openssl': input should be 'seeded' or 'opendp'"):
+    with pytest.raises(InputError, match="randomness = 'openssl': allowed: seeded, opendp"):
         named_policy("label", {"noise": 1.0, "randomness": "openssl"})

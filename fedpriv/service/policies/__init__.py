@@ -2,16 +2,16 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import Registry
-from fedpriv.core.settings import Epsilon, Positive, Real, Settings, wrong_value
+from fedpriv.core.settings import Epsilon, Positive, Real, Settings
 from fedpriv.models.machinery.convex import softmax
 from fedpriv.service.draws import EXAMPLE, Draws, ExactDraws, Facts, Scores, on_grid, one_a_row, opendp
 
@@ -35,7 +35,6 @@ __all__ = [
     "NoisyPolicy",
     "Scores",
     "VectorPolicy",
-    "named_policy",
     "on_grid",
     "one_a_row",
     "rivals",
@@ -264,18 +263,6 @@ class VectorPolicy(DrawnPolicy, HeadPolicy):
     @override
     def law(self) -> "Law":
         return "gaussian" if self.distribution == "gaussian" else "pure"
-
-
-def named_policy(text: str, settings: Mapping[str, Any] | None = None) -> AnswerPolicy:
-    """Return a policy by its short form, such as ``none``, ``rounded:2`` or ``top:3``, with further settings."""
-    name, colon, argument = text.partition(":")
-    kind: type[AnswerPolicy] = POLICIES[name]
-    if colon and not kind.argument:
-        raise InputError(f"answers {text!r}: {name} takes nothing behind a colon")
-    try:
-        return kind.model_validate({**(settings or {}), **({kind.argument: argument} if colon else {})})
-    except ValidationError as error:
-        raise wrong_value(error.errors()[0]).replaced(where=f"answers {text!r}") from None
 
 
 def rivals(policy: NoisyPolicy, epsilon: float, delta: float) -> Iterator[NoisyPolicy]:
