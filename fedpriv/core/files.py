@@ -7,6 +7,7 @@ that is killed leaves one behind, which nothing reads; :func:`remove_parts` take
 
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -14,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -45,6 +47,11 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, durable: bool 
             raise OSError(errno.EINVAL, "it exists, and is no regular file")
     with _part(path, content, mode, durable=durable) as temporary:
         temporary.replace(path)
+
+
+def as_json(value: object) -> bytes:
+    """Return a value, in which dataclasses may be, as indented JSON with its line break; refuse NaN and infinity."""
+    return (json.dumps(value, indent=2, allow_nan=False, default=asdict) + "\n").encode()
 
 
 def write_once(path: Path, content: bytes, *, mode: int = 0o666) -> bool:

@@ -1,11 +1,10 @@
 """The mod that records uploads of any Flower app for ``fedpriv attack``."""
 
-import json
 import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat, observation_stem, write_observation
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import write_once, write_whole, writing_to
+from fedpriv.core.files import as_json, write_once, write_whole, writing_to
 from fedpriv.core.npz import parse_header
 from fedpriv.flower.app_settings import TapSettings, found_settings, read_settings
 from fedpriv.flower.arrays import (
@@ -163,7 +162,7 @@ class Tap:
             for name in ("observations", MESSAGES, TRUTH, LEDGER):
                 (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         tapped = Tapped(self.settings.model, str(self.app), self.settings.loss, self.settings.records)
-        write_once(folder / ABOUT, json.dumps(asdict(tapped), indent=2).encode() + b"\n")
+        write_once(folder / ABOUT, as_json(tapped))
         write_exchange(folder, exchange, arrays)
         if observation is not None:
             self._observe(folder, exchange, observation, seen)
@@ -177,8 +176,7 @@ class Tap:
             own = {} if exchange.source.startswith(COMPARED) else seen.after()
             write_truth(folder / TRUTH / f"{stem}.safetensors", seen, own)
         if seen.released is not None:
-            line = json.dumps(asdict(seen.released.line), indent=2, allow_nan=False)
-            write_whole(folder / LEDGER / f"{stem}.json", f"{line}\n".encode())
+            write_whole(folder / LEDGER / f"{stem}.json", as_json(seen.released.line))
         if seen.is_partial and not (folder / BASE).exists():
             write_once(folder / BASE, save({name: value.clone() for name, value in seen.base.items()}))
         write_observation(folder / "observations", observation)

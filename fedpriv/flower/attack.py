@@ -1,10 +1,9 @@
 """Attack what a tap has recorded of a user's own Flower app; what clients trained on is only read to score it."""
 
-import json
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from fedpriv.attacks.truth import Truth
 from fedpriv.core.columns import ColumnSpec, worded
 from fedpriv.core.config import AdversaryConfig, parse_override
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import write_whole, writing
+from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import png
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.progress import Progress
@@ -144,7 +143,7 @@ def attack_tapped(
     )
     summary = TappedSummary(results, verdict, tuple(dict.fromkeys(found.told)), tuple(found.pictures))
     with writing(""):
-        write_whole(folder / _RESULT, f"{json.dumps(asdict(summary), indent=2, allow_nan=False)}\n".encode())
+        write_whole(folder / _RESULT, as_json(summary))
     return summary
 
 

@@ -7,10 +7,9 @@ fits; ``base.safetensors`` with what a network has besides an adapter; ``truth/`
 
 import importlib
 import inspect
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.observation import observation_stem, observation_title
 from fedpriv.core.errors import InputError, reason_of
-from fedpriv.core.files import write_whole
+from fedpriv.core.files import as_json, write_whole
 from fedpriv.core.records import read_file
 from fedpriv.core.records.reading import Record
 from fedpriv.flower.arrays import Form
@@ -169,7 +168,7 @@ def read_tapped(folder: Path) -> Tapped | None:
 def write_exchange(folder: Path, exchange: Exchange, arrays: Vector) -> None:
     """Write a message and its reply; ``arrays`` are those that no observation has."""
     path = folder / MESSAGES / f"{exchange.stem}.json"
-    write_whole(path, f"{json.dumps(asdict(exchange), indent=2, allow_nan=False)}\n".encode())
+    write_whole(path, as_json(exchange))
     if arrays:
         write_whole(
             path.with_suffix(".safetensors"), save({name: value.contiguous() for name, value in arrays.items()})

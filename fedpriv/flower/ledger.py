@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.accounting import ceilings
 from fedpriv.core.errors import InputError, RefusedError
-from fedpriv.core.files import append_line, open_unlinked, sync, write_once, write_whole, writing_to
+from fedpriv.core.files import append_line, as_json, open_unlinked, sync, write_once, write_whole, writing_to
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import LedgerLine
 
@@ -104,8 +104,7 @@ class AnswerLedger:
         """Write what is proven by now, and how often the app failed."""
         told = f"the app failed {failed} times, and these updates were zero; this file stays at the client"
         own = replace(line, notes=(*line.notes, told)) if failed else line
-        text = json.dumps(asdict(own), indent=2, allow_nan=False)
-        write_whole(self._answers.with_suffix(".json"), f"{text}\n".encode(), mode=0o600, durable=True)
+        write_whole(self._answers.with_suffix(".json"), as_json(own), mode=0o600, durable=True)
 
     @property
     def _answers(self) -> Path:

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import append_line, is_empty, write_whole, writing_to
+from fedpriv.core.files import append_line, as_json, is_empty, write_whole, writing_to
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import Failure, Ledger, Origin, read_file
 from fedpriv.core.records.reading import Record
@@ -78,8 +78,7 @@ class PromptFolder(Files):
             (path / "private").mkdir(mode=0o700)
             if settings.noise == "secret":
                 write_whole(path / _SECRET, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600, durable=True)
-            origin = json.dumps(asdict(folder._origin(texts)), indent=2)
-            write_whole(path / _ORIGIN, f"{origin}\n".encode(), mode=0o600, durable=True)
+            write_whole(path / _ORIGIN, as_json(folder._origin(texts)), mode=0o600, durable=True)
             # Last: what holds this file can be resumed.
             write_whole(path / FILE, settings.to_toml().encode(), durable=True)
             return folder

@@ -8,7 +8,6 @@
 - charges.jsonl and answers.jsonl: the query ledger, and what was answered.
 """
 
-import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CurvePoint
-from fedpriv.core.files import locked, remove_parts, write_once, write_whole, writing
+from fedpriv.core.files import as_json, locked, remove_parts, write_once, write_whole, writing
 from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
@@ -119,9 +118,9 @@ def add_user(folder: RunFolder, name: str, answers: int) -> str:
         raise InputError(f"there is a user {name!r} already: keys and budgets are given once")
     key = secrets.token_urlsafe(_KEY_BYTES)
     user = UserFacts(name=name, key=sha256(key.encode()).hexdigest(), answers=answers)
-    content = json.dumps([each.model_dump() for each in (*known, user)], indent=2) + "\n"
+    content = as_json([each.model_dump() for each in (*known, user)])
     with writing(""):
-        write_whole(folder.path / "service" / "users.json", content.encode(), mode=0o600, durable=True)
+        write_whole(folder.path / "service" / "users.json", content, mode=0o600, durable=True)
     return key
 
 
@@ -151,7 +150,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     referee = _referee(world, trial, made, config.answers, guarantee)
     if whole.epsilon != guarantee.epsilon:
         referee = referee.model_copy(update={"epsilon": guarantee.epsilon})
-    write_whole(place / "referee.json", _json(referee.model_dump(mode="json")), mode=0o600)
+    write_whole(place / "referee.json", as_json(referee.model_dump(mode="json")), mode=0o600)
     exact = f", {referee.accuracy.value:.1%} without the noise" if scale else ""
     progress.stage(f"right on {referee.answered.value:.1%} of {referee.tested} test images as answered{exact}")
     service = Service(
@@ -170,7 +169,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
         guarantee=whole,
         learnt=None if learnt is None else learnt.facts,
     )
-    write_once(place / "service.json", _json(service.model_dump(mode="json")))
+    write_once(place / "service.json", as_json(service.model_dump(mode="json")))
     return service
 
 
@@ -285,16 +284,12 @@ def _delta(world: World, policy: AnswerPolicy) -> float:
 
 def _secret(place: Path, experiment: Experiment, config: ServiceConfig, learnt: str) -> Secret:
     """What noise is drawn from: the seed, or the folder's own key, apart for each policy, budget and features."""
-    settings = sha256(_json(config.told()) + learnt.encode()).digest()
+    settings = sha256(as_json(config.told()) + learnt.encode()).digest()
     if experiment.noise == "reproducible":
         return Secret.of_seed(experiment.seed).derived("service", settings)
     path = place / "secret.key"
     write_once(path, f"{Secret.drawn().key.hex()}\n".encode(), mode=0o600)
     return Secret.read(path, "noise of this endpoint cannot be drawn").derived("service", settings)
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
 def open_endpoint(folder: RunFolder, world: World, answers: str) -> Endpoint:

@@ -13,7 +13,6 @@
 A trial is finished once its record.json exists; it is written last, and atomically.
 """
 
-import json
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
-from fedpriv.core.files import is_empty, locked, remove_parts, write_whole, writing_to
+from fedpriv.core.files import as_json, is_empty, locked, remove_parts, write_whole, writing_to
 from fedpriv.core.records import parse_json, read_file, read_text
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.settings import Sweep
@@ -65,7 +64,7 @@ class SweepFolder:
             RunFailedError: the disk is full.
         """
         folder = SweepFolder(path)
-        content = json.dumps({"name": sweep.name, **sweep.identity()}, indent=2) + "\n"
+        content = as_json({"name": sweep.name, **sweep.identity()})
         with writing_to(path):
             if folder._plan.is_file():
                 folder._refuse_another(_PLAN.validate_json(content))
@@ -73,7 +72,7 @@ class SweepFolder:
                 raise InputError(f"{path} exists and is not the folder of a sweep; choose another --out")
             else:
                 path.mkdir(parents=True, exist_ok=True)
-                write_whole(folder._plan, content.encode(), durable=True)
+                write_whole(folder._plan, content, durable=True)
             folder.trials.mkdir(exist_ok=True)
         return folder
 
@@ -153,8 +152,7 @@ class SweepFolder:
         """
         path = self.trial(record.trial)
         path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(record.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
-        write_whole(path / _RECORD_FILE, text.encode(), durable=True)
+        write_whole(path / _RECORD_FILE, as_json(record.model_dump(mode="json")), durable=True)
 
     def forget_record(self, number: int) -> None:
         """Delete a trial's record, so that the trial runs again.

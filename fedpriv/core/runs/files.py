@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import write_whole
+from fedpriv.core.files import as_json, write_whole
 from fedpriv.core.records import FileRecord, parse_json, read_file, read_text
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Files:
 
     def write_json(self, name: str, value: object) -> None:
         """Write a value as indented JSON; NaN and infinity are refused."""
-        self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+        self.write_bytes(name, as_json(value))
 
     def write(self, record: FileRecord) -> None:
         """Write a record into its file."""
@@ -59,7 +59,7 @@ class Files:
         """Write a value as JSON into a folder below, both for the owner's eyes only."""
         path = self.path / name
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode=0o600)
+        write_whole(path, as_json(value), mode=0o600)
 
     def write_jsonl(self, name: str, values: Sequence[Mapping[str, Any]]) -> None:
         """Write one JSON object a line, the file whole."""

@@ -1,17 +1,16 @@
 """Audit an app: run a copy of it, list what leaves, attack it, and compare what is claimed with what is proven."""
 
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import write_whole, writing
+from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import Picture, read_picture
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import read_file
@@ -50,7 +49,7 @@ def audit_app(
     warned = (*audit.warnings, *(attacked.warnings if attacked is not None else ()))
     audit = replace(audit, warnings=warned, clients=clients, seconds=time.monotonic() - start)
     with writing(""):
-        write_whole(out / RESULT, f"{json.dumps(asdict(audit), indent=2, allow_nan=False)}\n".encode())
+        write_whole(out / RESULT, as_json(audit))
     return audit
 
 
@@ -127,8 +126,7 @@ def _point_at(app: Path, folder: Path) -> None:
     """The copy is gone: later attacks import the network from the app's own folder."""
     tapped = read_tapped(folder)
     if tapped is not None:
-        text = json.dumps(asdict(replace(tapped, app=str(app))), indent=2)
-        write_whole(folder / ABOUT, f"{text}\n".encode())
+        write_whole(folder / ABOUT, as_json(replace(tapped, app=str(app))))
 
 
 NOISING = ("LocalDpMod", "privatise")
