@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from fedpriv.attacks.membership.report import MembershipColumns
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Interval
-from fedpriv.core.report.drawing import LIGHT, dress, to_svg
+from fedpriv.core.report.drawing import LIGHT, dress, level, to_svg
 from fedpriv.sweep.comparison import Setting, choose_attacks, settings_of
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
@@ -221,7 +221,8 @@ def drawn(study: Study) -> Figure:
     accuracy, proven, member, error = drawing.subplots(2, 2).flat
     _lines(accuracy, study, lambda key: _accuracy_of(study.accuracy, key))
     accuracy.set_title("test accuracy", fontsize=10)
-    _horizontal(accuracy, study.accuracy[("", 0.0)].accuracy, "no mechanism")
+    if (bare := study.accuracy["", 0.0].accuracy) is not None:
+        level(accuracy, bare.value, "no mechanism", LIGHT)
     _lines(proven, study, lambda key: _proven(study.accuracy[key]))
     _logarithmic(proven)
     proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
@@ -231,13 +232,13 @@ def drawn(study: Study) -> Figure:
     member.set_title(
         f"AUC of membership inference: {''.join(f'{each}; dashed: ' for each in attacks)}MIA-R", fontsize=10
     )
-    _horizontal(member, Interval(0.5, None, None), "guess")
+    level(member, 0.5, "guess", LIGHT)
     for style, settings in zip(STYLES, study.uploads.values(), strict=True):
         _lines(error, study, partial(_of, settings, figure="MSE"), style)
     _logarithmic(error)
     error.set_title("MSE of reconstruction: map (dotted: closed form, dashed: Inverting Gradients)", fontsize=10)
     attacked = next(iter(study.uploads[RECONSTRUCTIONS[0]].values()))
-    _horizontal(error, Interval(guess(attacked), None, None), "guess")
+    level(error, guess(attacked), "guess", LIGHT)
     handles, labels = accuracy.get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=LIGHT.text)
     return drawing
@@ -248,25 +249,32 @@ def _proven(setting: Setting) -> Interval | None:
 
 
 def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], style: Any = STYLES[0]) -> None:
-    """One line for each nominal epsilon; solid ones have their intervals, where there are."""
+    """One line for each nominal epsilon."""
     dress(axes, LIGHT)
     axes.grid(color=LIGHT.grid, linewidth=0.8)
-    for level, colour, marker in zip(levels(study), COLOURS, MARKERS, strict=True):
+    for number, epsilon in enumerate(levels(study)):
         found = {
             place: estimate
             for place, blocks in enumerate(BLOCKS)
-            if (blocks, level) in study.accuracy and (estimate := figure((blocks, level))) is not None
+            if (blocks, epsilon) in study.accuracy and (estimate := figure((blocks, epsilon))) is not None
         }
-        values = [estimate.value for estimate in found.values()]
-        axes.plot(
-            list(found), values, color=colour, marker=marker, markersize=5, linewidth=1.2,
-            linestyle=style, label=f"nominal ε_V = {level:g}",
-        )  # fmt: skip
-        for place, estimate in found.items():
-            if estimate.ends is not None and style == STYLES[0]:
-                axes.plot([place, place], estimate.ends, color=colour, linewidth=1, alpha=0.45)
+        curve(axes, number, found, f"nominal ε_V = {epsilon:g}", style=style)
     axes.set_xticks(range(len(BLOCKS)), [names_of(blocks) for blocks in BLOCKS])
     axes.set_xlabel("numbers in a block", color=LIGHT.muted)
+
+
+def curve(
+    axes: Axes, number: int, points: Mapping[int, Interval], label: str, factor: float = 1, style: Any = STYLES[0]
+) -> None:
+    """Draw the line of a number through estimates times a factor; a solid one has their intervals, where there are."""
+    axes.plot(
+        list(points), [factor * estimate.value for estimate in points.values()], color=COLOURS[number],
+        marker=MARKERS[number], markersize=5, linewidth=1.2, linestyle=style, label=label,
+    )  # fmt: skip
+    for place, estimate in points.items():
+        if estimate.ends is not None and style == STYLES[0]:
+            ends = [factor * end for end in estimate.ends]
+            axes.plot([place, place], ends, color=COLOURS[number], linewidth=1, alpha=0.45)
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -274,15 +282,6 @@ def _logarithmic(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _horizontal(axes: Axes, estimate: Interval | None, name: str) -> None:
-    if estimate is not None:
-        axes.axhline(estimate.value, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
-        axes.annotate(
-            name, (1, estimate.value), (-3, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
-            va="bottom", ha="right", color=LIGHT.muted, fontsize=8.5,
-        )  # fmt: skip
 
 
 if __name__ == "__main__":

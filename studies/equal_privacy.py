@@ -11,16 +11,16 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.report.drawing import LIGHT, dress, to_svg
+from fedpriv.core.report.drawing import LIGHT, level, panel, to_svg
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep.tradeoffs import series_name
 from studies.arguments import StudyParser
+from studies.blocks import curve
 from studies.kept import beside_noise, records_of
 from studies.results import Table, with_interval
 
 HEAD = ("batch", "mechanism", "kappa or sigma", "proven ε", "rate", "accuracy, %")
 ASKED = {"training.batch_size", "training.learning_rate"}
-COLOURS, MARKERS = ("#0072B2", "#D55E00"), ("o", "s")
 
 
 def main() -> None:
@@ -69,30 +69,16 @@ def _row(setting: Setting) -> tuple[str, ...]:
 
 def drawn(settings: Sequence[Setting]) -> Figure:
     """Draw accuracy over the size of batches, a line for each mechanism."""
-    drawing = Figure(figsize=(7.5, 4.2), layout="constrained", facecolor="white")
-    axes = drawing.subplots()
-    dress(axes, LIGHT)
-    axes.grid(color=LIGHT.grid, linewidth=0.8)
+    drawing, axes = panel(LIGHT, (7.5, 4.2))
     places = {batch: place for place, batch in enumerate(sorted({_batch(setting) for setting in settings}))}
     noisy = sorted({setting.series for setting in settings if setting.epsilon is not None})
-    for series, colour, marker in zip(noisy, COLOURS, MARKERS, strict=True):
+    for number, series in enumerate(noisy):
         points = {places[_batch(each)]: each.accuracy for each in settings if each.series == series and each.accuracy}
-        ordered = dict(sorted(points.items()))
-        axes.plot(
-            list(ordered), [100 * each.value for each in ordered.values()], color=colour, marker=marker,
-            markersize=5, linewidth=1.2, label=series_name(series),
-        )  # fmt: skip
-        for place, estimate in ordered.items():
-            if estimate.ends is not None:
-                axes.plot([place, place], [100 * end for end in estimate.ends], color=colour, linewidth=1, alpha=0.45)
+        curve(axes, number, dict(sorted(points.items())), series_name(series), factor=100)
     for setting in settings:
         if setting.epsilon is None and setting.accuracy is not None:
-            axes.axhline(100 * setting.accuracy.value, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
             name = f"no mechanism, batches of {_batch(setting)}"
-            axes.annotate(
-                name, (1, 100 * setting.accuracy.value), (-3, -3), xycoords=("axes fraction", "data"),
-                textcoords="offset points", va="top", ha="right", color=LIGHT.muted, fontsize=8.5,
-            )  # fmt: skip
+            level(axes, 100 * setting.accuracy.value, name, LIGHT)
     axes.set_xticks(list(places.values()), [f"{batch}" for batch in places])
     axes.set_xlabel("images in a batch", color=LIGHT.muted)
     axes.set_title("test accuracy, %, at the same proven ε", fontsize=10)
