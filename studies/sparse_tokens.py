@@ -20,14 +20,12 @@ import torch
 from scipy.stats import binom
 
 from fedpriv.accounting.ceiling import quick_ceiling
-from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.attacks.texts.dager import likely_tokens
-from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.names import PAD
 from fedpriv.core.world import State, World, build_world
 from studies.arguments import StudyParser, listed, whole, wholes
-from studies.text_search import CHANCE, LISTED, is_picked
+from studies.text_search import CHANCE, LISTED, is_picked, scene_of
 from studies.uploads import FIRST, heard
 
 NOISE = (
@@ -63,15 +61,10 @@ def main() -> None:
 
 def _measured(world: World) -> tuple[list[str], bool]:
     """Tokens that occur and were found, wrong ones, the guess and its ceiling; sentences picked, and their ceiling."""
-    observations = heard(world, _adapted(world))
-    public = observations[0].settings
-    if public.text is None:
-        raise ValueError("the uploads are not of texts")
-    scene = TextScene.of(world.model, public.shape, public.classes, public.text, world.dataset.x_test)
-    frequent = world.dataset.x_test.flatten().long().bincount(minlength=public.text.vocabulary)
+    scene, victims = scene_of(world, heard(world, _adapted(world)))
+    frequent = world.dataset.x_test.flatten().long().bincount(minlength=scene.format.vocabulary)
     frequent[[PAD, *scene.opening]] = 0
     right = occurring = wrong = guessed = picked = 0
-    victims = prepare_victims(observations, scene.names, scene.device)
     for victim in victims:
         found = likely_tokens(scene, victim, scene.with_parameters(victim.parameters))
         named = set() if found is None else {*found.tolist()}

@@ -61,6 +61,15 @@ def main() -> None:
     sys.exit(int(above))
 
 
+def scene_of(world: World, observations: tuple[Observation, ...]) -> tuple[TextScene, list[Victim]]:
+    """Return what attacks on texts see, and the uploads as they take them."""
+    public = observations[0].settings
+    if public.text is None:
+        raise ValueError("the uploads are not of texts")
+    scene = TextScene.of(world.model, public.shape, public.classes, public.text, world.dataset.x_test)
+    return scene, prepare_victims(observations, scene.names, scene.device)
+
+
 def is_picked(scene: TextScene, victim: Victim, world: World, rows: Tensor) -> bool:
     """Whether the first sentence of a batch is the most probable of a list, the others of the batch known."""
     data = world.dataset
@@ -119,11 +128,7 @@ def _measure(options: argparse.Namespace, file: Path) -> bool:
 
 def _picked(world: World, observations: tuple[Observation, ...]) -> tuple[int, float]:
     """Sentences that were picked, and the ceiling of their share."""
-    public = observations[0].settings
-    if public.text is None:
-        raise ValueError("the uploads are not of texts")
-    scene = TextScene.of(world.model, public.shape, public.classes, public.text, world.dataset.x_test)
-    victims = prepare_victims(observations, scene.names, scene.device)
+    scene, victims = scene_of(world, observations)
     right = [is_picked(scene, victim, world, world.uploaded_rows(victim.client, FIRST)) for victim in victims]
     return sum(right), quick_ceiling(world.plans[0].accounted((FIRST,)), 1 / LISTED)
 

@@ -4,7 +4,7 @@ import math
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -167,11 +167,9 @@ def _trials(
     sizes = config.attacked_sizes
     tests = max(1, images * len(kinds) * len(sizes) * world.dataset.classes)
     alpha = (1.0 if robustness is None else robustness.alpha) / tests
-    made = EvasionTrial(
-        "", EvasionAttack, Ball(config.norm, 1.0), 0, config.steps, config.restarts, config.votes, alpha, 0
-    )
+    alike = config.steps, config.restarts, config.votes, alpha, world.experiment.seed
     return [
-        replace(made, name=name, kind=kind, draws=draws, ball=Ball(config.norm, size), seed=world.experiment.seed)
+        EvasionTrial(name, kind, Ball(config.norm, size), draws, *alike)
         for name, (kind, draws) in kinds.items()
         for size in sizes
     ]
