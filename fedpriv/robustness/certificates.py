@@ -22,9 +22,6 @@ from fedpriv.attacks.intervals import binomial_lower, binomial_upper
 
 Rivals = Literal["each", "together"]
 
-MARGINS = ("main", "renyi", "analytic", "classic", "extended", "paper")
-"""The margins of a certificate; the last is the paper's own rule: Hoeffding's bounds with the extended mechanism."""
-
 _LARGEST_EPSILON = 50.0  # e^50 is far beyond any ratio of two probabilities that votes can show
 _POINTS = 48
 _LARGEST_ORDER = 1e8
@@ -80,7 +77,7 @@ def wrong_at_most(certificates: int, alpha: float, confidence: float = 0.95) -> 
 
 
 def margins(bounds: Bounds, paper: Bounds) -> dict[str, float]:
-    """Return every margin of an image, by the names of :data:`MARGINS`; 0 where nothing is proven."""
+    """Return every margin of an image, 0 where nothing is proven; ``paper``: by the paper's own rule."""
     return {
         "main": main_margin(bounds),
         "renyi": renyi_margin(bounds),

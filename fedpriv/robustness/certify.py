@@ -16,9 +16,10 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.robustness.build import certified_rows
-from fedpriv.robustness.certificates import MARGINS, hoeffding_bounds, margins, vote_bounds, wrong_at_most
+from fedpriv.robustness.certificates import hoeffding_bounds, margins, vote_bounds, wrong_at_most
 from fedpriv.robustness.norms import LayerNorms
 from fedpriv.robustness.records import (
+    BOUNDS,
     Certificate,
     CertifiedCurve,
     Reach,
@@ -133,8 +134,8 @@ def _robustness(
         voted=rate_interval(sum(each.right for each in certificates), len(certificates)),
         noiseless=rate_interval(noiseless, len(certificates)),
         abstained=sum(each.abstains for each in certificates),
-        curves=tuple(_curve(certificates, norm, bound, sizes[norm]) for norm in sizes for bound in MARGINS),
-        radii=tuple(mean_radius(certificates, bound) for bound in MARGINS),
+        curves=tuple(_curve(certificates, norm, bound, sizes[norm]) for norm in sizes for bound in BOUNDS),
+        radii=tuple(mean_radius(certificates, bound) for bound in BOUNDS),
         reach=_reach(model.network.classes, config, norms),
         seconds=seconds,
     )
