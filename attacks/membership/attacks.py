@@ -137,7 +137,7 @@ def rmia_online(signals: Signals, gamma: float = GAMMA) -> Floats:
     return _beaten(signals, average, _population_average(signals), gamma)
 
 
-def rmia_offline(signals: Signals, gamma: float = GAMMA, slope: float = OFFLINE_SLOPE) -> Floats:
+def rmia_offline(signals: Signals, gamma: float = GAMMA) -> Floats:
     """RMIA with references trained without each example (Zarifzadeh et al. 2024, Appendix B.2).
 
     The average probability over all models is guessed from that over models trained without the example as
@@ -146,7 +146,7 @@ def rmia_offline(signals: Signals, gamma: float = GAMMA, slope: float = OFFLINE_
     need_references(~signals.inside, 1, "trained without it")
     average = _log_mean(log_expit(signals.references[:, -1]), ~signals.inside)
     others = _population_average(signals)
-    return _beaten(signals, _stretched(average, slope), _stretched(others, slope), gamma)
+    return _beaten(signals, _stretched(average), _stretched(others), gamma)
 
 
 ATTACKS: Mapping[str, Callable[[Signals], Floats]] = {
@@ -212,8 +212,8 @@ def _population_average(signals: Signals) -> Floats:
     return _log_mean(logs, np.ones(logs.shape, dtype=np.bool_))
 
 
-def _stretched(log_average: Floats, slope: float) -> Floats:
-    stretched: Floats = np.log(((1 + slope) * np.exp(log_average) + (1 - slope)) / 2)
+def _stretched(log_average: Floats) -> Floats:
+    stretched: Floats = np.log(((1 + OFFLINE_SLOPE) * np.exp(log_average) + (1 - OFFLINE_SLOPE)) / 2)
     return stretched
 
 

@@ -68,9 +68,9 @@ def hoeffding_bounds(counts: Sequence[int], chosen: int, alpha: float) -> Bounds
     return Bounds(max(0.0, counts[chosen] / trials - deviation), min(1.0, largest / trials + deviation))
 
 
-def wrong_at_most(certificates: int, alpha: float, confidence: float = 0.95) -> int:
-    """Return how many of so many certificates may be wrong: no more are with this confidence."""
-    return int(stats.binom.ppf(confidence, certificates, alpha))
+def wrong_at_most(certificates: int, alpha: float) -> int:
+    """Return how many of so many certificates may be wrong: no more are with 95 % confidence."""
+    return int(stats.binom.ppf(0.95, certificates, alpha))
 
 
 # ---- margins ---------------------------------------------------------------------------------------------------------

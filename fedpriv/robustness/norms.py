@@ -43,10 +43,10 @@ class FirstLayer:
         """Return the values (B, ...) of images (B, C, H, W)."""
         return self.layer.value_at(self.network, self.normalise(pixels))
 
-    def blank(self, examples: int = 1) -> Tensor:
-        """Black images, in the network's numbers and on its device."""
+    def blank(self) -> Tensor:
+        """A black image, (1, C, H, W), in the network's numbers and on its device."""
         first = next(self.network.parameters())
-        return torch.zeros(examples, *self.shape, dtype=first.dtype, device=first.device)
+        return torch.zeros(1, *self.shape, dtype=first.dtype, device=first.device)
 
     def exact(self) -> "FirstLayer":
         """The same in float64, on the CPU: a copy."""
