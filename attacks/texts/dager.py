@@ -30,6 +30,7 @@ from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.attacks.texts.scoring import HELD, Language, Texts
 from fedpriv.attacks.texts.search import Climb, Ground
 from fedpriv.attacks.texts.soft import lookup_layers
+from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients.calls import dropout_layers
@@ -417,16 +418,6 @@ _USED = 1  # row spaces of these, by which sentences are put together
 _LAYERS = 8  # that see more than single tokens, and are tried: those of the first two blocks
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Settings that bound the work."""
-
-    most_tokens: int  # kept at one position
-    most_sentences: int  # beginnings kept at one position
-    starts: int  # random sentences of the search in encoders, for each length
-    rounds: int  # of the search that orders tokens where row spaces do not tell
-
-
 @dataclass(frozen=True, eq=False)
 class _Found:
     """Sentences that row spaces hold; ``inner``: beginnings of them; ``how``: for the note."""
@@ -437,17 +428,17 @@ class _Found:
 
 
 def read(
-    scene: TextScene, victim: Victim, limits: Limits, stream: torch.Generator, progress: Progress | None
+    scene: TextScene, victim: Victim, config: DagerSettings, stream: torch.Generator, progress: Progress | None
 ) -> Reading:
     """Read the sentences behind one upload; what cannot be read is refused with the reason."""
     network = scene.with_parameters(victim.parameters)
     try:
-        return _by_row_spaces(scene, victim, network, limits, stream, progress)
+        return _by_row_spaces(scene, victim, network, config, stream, progress)
     except AttackRefused as refusal:
         tokens = likely_tokens(scene, victim, network)
         if tokens is None or not _are_usable(scene, victim, network, tokens):
             raise
-        reading = read_in_order(scene, victim, tokens, limits.rounds)
+        reading = read_in_order(scene, victim, tokens, config.rounds)
         return replace(reading, note=f"{refusal}; {reading.note}")
 
 
@@ -509,15 +500,15 @@ def _by_row_spaces(
     scene: TextScene,
     victim: Victim,
     network: nn.Module,
-    limits: Limits,
+    config: DagerSettings,
     stream: torch.Generator,
     progress: Progress | None,
 ) -> Reading:
     """Read the sentences by what the row spaces hold."""
     first, deeper, trouble = _spans(scene, victim, network)
-    kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, limits.most_tokens, scene.opening)
+    kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, config.most_tokens, scene.opening)
     _tell(progress, 1)
-    found = _sentences(scene, network, victim, kept, (first, deeper), trouble, limits, stream)
+    found = _sentences(scene, network, victim, kept, (first, deeper), trouble, config, stream)
     _tell(progress, 2)
     if not found.whole:
         raise AttackRefused(f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence")
@@ -646,7 +637,7 @@ def _sentences(
     kept: KeptTokens,
     spans: tuple[Sequence[Span], Sequence[Span]],
     trouble: str,
-    limits: Limits,
+    config: DagerSettings,
     stream: torch.Generator,
 ) -> _Found:
     """Put tokens together."""
@@ -654,7 +645,7 @@ def _sentences(
     counts = f"{sum(map(len, kept.tokens))} tokens kept at {sum(map(bool, kept.tokens))} positions"
     reach = deeper[0].probe.reach if deeper else "none"
     if reach == "prefix":
-        grown = grow(network, deeper, kept, limits.most_sentences)
+        grown = grow(network, deeper, kept, config.most_sentences)
         return _Found(grown.whole, grown.inner, f"{counts}, beginnings tried: {grown.tried}")
     if kept.placed and all(len(tokens) <= 1 for tokens in kept.tokens):
         return _Found([tuple(tokens[0] for tokens in kept.before_end)], [], f"{counts}: one sentence")
@@ -669,7 +660,7 @@ def _sentences(
         raise AttackRefused(f"{counts}, and no deeper layer tells which belong together: {why}")
     if not kept.placed:
         raise AttackRefused(f"{counts}, in no order: the network has no positions, and all of them see each other")
-    found, tried = search(network, deeper, kept, victim.model.examples, limits.starts, stream)
+    found, tried = search(network, deeper, kept, victim.model.examples, config.starts, stream)
     both = list(dict.fromkeys([*attended, *found]))
     if not both:
         raise AttackRefused(f"{counts}: of {tried} sentences that were tried the row spaces hold none")

@@ -37,7 +37,6 @@ class DagerSettings(TextAttackSettings):
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
-        from fedpriv.attacks.texts.dager import Limits, read
+        from fedpriv.attacks.texts.dager import read
 
-        limits = Limits(self.most_tokens, self.most_sentences, self.starts, self.rounds)
-        return read(scene, victim, limits, scene.stream(seed, self.name, victim, 0), progress)
+        return read(scene, victim, self, scene.stream(seed, self.name, victim, 0), progress)
