@@ -66,6 +66,7 @@ def test_ctrl_c_while_an_experiment_is_written_out_stays_ctrl_c(write_out: Calla
         ("[trainin]\na = 1", [], "unknown key trainin; did you mean training?"),
         ("", ["mechanism.name=vmf", "mechanism.kapa=3"], "unknown key mechanism.kapa; did you mean mechanism.kappa?"),
         ("", ["adversary.iga.tvv=3"], "unknown key adversary.iga.tvv; did you mean adversary.iga.tv?"),
+        ("rounds = 3", [], "unknown key rounds; did you mean federation.rounds or adversary.rounds?"),
         ("", ["zzz=3"], "unknown key zzz; known: name, seed, noise, data"),
         ("", ["data.name=mnits"], "data.name = 'mnits': allowed: adult, agnews, cifar10, "),
         (

@@ -44,7 +44,8 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> InputError:
         case "extra_forbidden":
             name = key.rpartition(".")[2]
             head = key.removesuffix(name)
-            close = _other(name, section, head) or suggestion(name, list(section.model_fields), section=head)
+            close = _other(name, section, head) or _elsewhere(name, kind)
+            close = close or suggestion(name, list(section.model_fields), section=head)
             return InputError(f"unknown key {key}{close}")
         case "union_tag_invalid":
             tag = str(detail.get("ctx", {}).get("tag"))
@@ -134,6 +135,14 @@ def _owners(key: str, kinds: Mapping[str, type[BaseModel]]) -> list[str]:
     """The names of those that have the key and do not keep it unset."""
     fields = {name: kind.model_fields.get(key) for name, kind in kinds.items()}
     return [name for name, field in fields.items() if field is not None and field.annotation is not type(None)]
+
+
+def _elsewhere(name: str, kind: type[BaseModel]) -> str:
+    """The sections that have a key of exactly this name."""
+    sections = {head: _found([head], kind).section for head in kind.model_fields}
+    own = {head: (section, *_kinds(section).values()) for head, section in sections.items()}
+    keys = [f"{head}.{name}" for head, kinds in own.items() if any(name in each.model_fields for each in kinds)]
+    return f"; did you mean {enumerated(keys, 'or')}?" if keys else ""
 
 
 def _other(key: str, section: type[BaseModel], head: str) -> str:
