@@ -22,7 +22,7 @@ _CLIENTS_NAMED = 8
 
 
 class _First(NamedTuple):
-    """When an attack first told how far it is, and how far it was."""
+    """When an attack reported how far it is for the second time, and how far it was."""
 
     seconds: float
     done: int
@@ -46,6 +46,7 @@ class Display(Progress):
         )
         self._tasks: dict[str, bars.TaskID] = {}
         self._rounds = 0  # that were seen
+        self._started: set[str] = set()  # attacks that reported
         self._firsts: dict[str, _First] = {}  # of attacks
         self._tenths: dict[str, int] = {}  # of long attacks, the last that was printed
 
@@ -91,6 +92,9 @@ class Display(Progress):
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """Advance the bar of one attack; of a long one print once how long it takes, and in a log how far it is."""
         self._advance(name, done, total, f"loss {loss:.2e}")
+        if name not in self._started:  # before its second call an attack may have been compiled
+            self._started.add(name)
+            return
         first = self._firsts.setdefault(name, _First(time.monotonic(), done))
         spent, made = time.monotonic() - first.seconds, done - first.done
         if name not in self._tenths:
