@@ -65,7 +65,7 @@ def estimated_bounds(
                 key="epsilon",
                 given=epsilon,
                 allowed=f"too little for so few rows: the bounds of {name!r} are lost in noise",
-                hint="tell low and high, or allow more",
+                hint="give low and high, or allow more",
             )
         bounds[name] = found
     return bounds

@@ -214,7 +214,7 @@ class Schema:
                 self._check_category(config, found, advice)
         if names := [name for name, entry in advice.columns.items() if "low" in entry]:
             column = f"column {names[0]!r} holds" if len(names) == 1 else f"columns {some_of(names)} hold"
-            advice.say("bounds", f"{column} numbers: tell low and high, which are public constants")
+            advice.say("bounds", f"{column} numbers: give low and high, which are public constants")
         for sentence in self._gaps(advice.columns) if self.table.missing == "refuse" else ():
             advice.say("missing", sentence)
             advice.settings["missing"] = "own"

@@ -111,7 +111,7 @@ def test_decoding_takes_any_numbers() -> None:
 
 BAD = [
     ({"age": {50: "old"}}, {}, "people.csv: row 50, column 'age': 'old' is no number"),
-    ({"age": {50: "old"}}, {"columns": []}, "column 'age' holds numbers: tell low and high"),
+    ({"age": {50: "old"}}, {"columns": []}, "column 'age' holds numbers: give low and high"),
     ({"age": {50: "inf"}}, {}, "row 50, column 'age': 'inf' is no number"),
     ({"age": {50: "\uff11\uff12"}}, {}, "row 50, column 'age': '\uff11\uff12' is no number"),
     ({"age": {50: "1_000"}}, {}, "row 50, column 'age': '1_000' is no number"),
@@ -211,7 +211,7 @@ def test_a_missing_number_is_none_wherever_it_stands(tmp_path: Path, mark: str, 
     cells[row] = mark
     path = saved(tmp_path, {"a": cells, "b": range(ROWS)})
     error = refused(path)
-    assert f"row {row + 1:,}, column 'a': " in str(error) and "columns a, b hold numbers: tell low and high" in str(
+    assert f"row {row + 1:,}, column 'a': " in str(error) and "columns a, b hold numbers: give low and high" in str(
         error
     )
     data = loaded(path, **pasted(error, 0, 300))

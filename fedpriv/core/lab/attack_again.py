@@ -256,6 +256,7 @@ def write_attacked(
         people=() if ledger is None else ledger.people,
         ceiling=None if ledger is None else ledger.ceiling,
         rounds=folder.rounds(),
+        partition=folder.partition(),
     )
     changes = {
         **ending.of_attacks,

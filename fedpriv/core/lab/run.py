@@ -229,6 +229,7 @@ class _Run:
             people=ledger.people,
             ceiling=ledger.ceiling,
             rounds=records,
+            partition=folder.partition(),
         )
         summary = Summary(
             name=experiment.name,

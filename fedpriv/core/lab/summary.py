@@ -25,6 +25,7 @@ from fedpriv.core.records import (
     Ceiling,
     Guarantee,
     LeakageRate,
+    Partition,
     Person,
     RoundRecord,
     RowResult,
@@ -73,6 +74,7 @@ class Ending:
     people: Sequence[Person] = ()  # what is proven about persons over all clients, the worst first
     ceiling: Ceiling | None = None  # for the guess of a target ceiling, of the worst client
     rounds: Sequence[RoundRecord] = ()  # all rounds, for who was left out of them
+    partition: Partition | None = None
 
     @cached_property
     def results(self) -> tuple[AttackResult, ...]:
@@ -166,7 +168,9 @@ def _utility(ending: Ending, last: RoundRecord) -> str:
     tested = ending.experiment.federation.evaluate_examples
     part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
     if not ending.is_next:
-        return f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly."
+        majority = ending.partition.majority if ending.partition else 0.0
+        guess = f"; the most common class has {majority:.1%} of the training examples" if majority else ""
+        return f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly{guess}."
     return (
         f"After {rounds} the model predicts {part}the test texts at {last.loss:.3f} nats per token; its likeliest "
         f"token is the right one {last.accuracy:.1%} of the time."

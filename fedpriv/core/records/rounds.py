@@ -8,6 +8,8 @@ from pydantic import Field
 
 from fedpriv.core.records.reading import Record
 
+_CLEARLY = 1.25  # classes that are as even as those of most image data count as even
+
 
 @dataclass(frozen=True)
 class Failure(Record):
@@ -155,3 +157,8 @@ class Partition(Record):
         held = [sum(counts) for counts in zip(*self.clients, strict=True)]
         totals = held if self.count == len(self.clients) else self.classes
         return max(totals, default=0) / max(sum(totals), 1)
+
+    @property
+    def majority(self) -> float:
+        """The share of the most frequent class where it is clearly above that of even classes, else 0."""
+        return self.commonest if self.commonest * len(self.class_names) > _CLEARLY else 0.0

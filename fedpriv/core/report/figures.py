@@ -16,12 +16,11 @@ from fedpriv.core.report.drawing import DARK, LIGHT, Plot, Theme, dress, level, 
 
 _LONGEST = 16
 _DRAWN = 1000  # clients that a drawing has columns for
-_CLEARLY = 1.25  # classes that are as even as those of most image data count as even
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest: float = 0.0) -> Plot | None:
-    """Draw test accuracy over rounds, with the level of blind guessing (of the commonest class, if clearly above)."""
+def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, majority: float = 0.0) -> Plot | None:
+    """Draw test accuracy over rounds, with the level of blind guessing (of a majority, if there is one)."""
     points = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
     if not points:
         return None
@@ -31,10 +30,8 @@ def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, commonest:
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.set_ylim(0, 1)
         if classes:
-            uneven = commonest > _CLEARLY / classes
-            height, words = (
-                (commonest, "the most common class") if uneven else (1 / classes, f"guessing among {classes}")
-            )
+            guess = (1 / classes, f"guessing among {classes}")
+            height, words = (majority, "the most common class") if majority else guess
             level(axes, height, words, theme)
         return drawing
 

@@ -202,7 +202,7 @@ class _Training:
         # What is no class, such as a sequence, cannot be guessed among others.
         counted = len(partition.class_names) if partition else 0
         drawn = (
-            accuracy_plot(rounds, counted if counted > 1 else None, partition.commonest if partition else 0.0),
+            accuracy_plot(rounds, counted if counted > 1 else None, partition.majority if partition else 0.0),
             loss_plot(rounds),
             epsilon_plot(rounds, self.view.experiment.federation.target_epsilon),
         )

@@ -17,6 +17,7 @@ from fedpriv.core.records import (
     Guarantee,
     Interval,
     LeakageRate,
+    Partition,
     RoundRecord,
     Score,
     SentenceScore,
@@ -121,6 +122,15 @@ def test_clients_whose_answers_were_not_used_are_named_with_how_often_and_why() 
     said = verdict(replace(ending, rounds=rounds))
     assert said[-1] == f"Left out: clients 1-2 of 2 of 2 rounds ({never}); client 5 of 1 of 2 rounds ({late})."
     assert not [text for text in verdict(ending) if "Left out" in text]
+
+
+def test_an_accuracy_stands_beside_the_share_of_a_majority() -> None:
+    ending = Ending(settings("none", attacks=[]), "completed", LAST, NONE, Leakage(), "row")
+    uneven = replace(ending, partition=Partition(("a", "b"), ((80, 10), (10, 0))))
+    said = " ".join(verdict(uneven))
+    assert "87.6% of the test data correctly; the most common class has 90.0% of the training examples." in said
+    even = replace(ending, partition=Partition(("a", "b"), ((30, 25),)))
+    assert verdict(even) == verdict(ending)
 
 
 def test_labels_that_leak_are_told() -> None:

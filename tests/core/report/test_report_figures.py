@@ -49,7 +49,9 @@ def test_curves_say_their_last_value_and_the_chance_level() -> None:
 
 def test_the_commonest_class_is_the_level_where_it_is_clearly_above_chance() -> None:
     rounds = course((2.3, 0.1), (1.0, 0.753))
-    uneven, even = accuracy_plot(rounds, 2, 0.76), accuracy_plot(rounds, 2, 0.55)
+    most, none = Partition(("a", "b"), ((20, 4), (56, 20))).majority, Partition(("a", "b"), ((55, 45),)).majority
+    assert (most, none) == (0.76, 0.0)
+    uneven, even = accuracy_plot(rounds, 2, most), accuracy_plot(rounds, 2, none)
     assert uneven is not None and even is not None
     assert "the most common class" in texts(uneven.light) and "guessing among 2" in texts(even.light)
     plain = accuracy_plot(rounds, 2)
