@@ -161,7 +161,7 @@ def _labels(update: Vector) -> Iterator[str]:
     risen = (last[-1].bias > 0).nonzero().flatten().tolist()
     if 0 < len(risen) < len(last[-1].bias):
         name = last[-1].bias_name
-        yield f"the last bias ({name}) rose for {risen[:12]}: the labels, of one step of a classifier without noise."
+        yield f"the last bias ({name}) rose for {risen[:12]}: the labels, if training was one step of a classifier."
 
 
 def _inputs(found: Tensor | None, update: Vector) -> Iterator[str]:

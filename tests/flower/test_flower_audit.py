@@ -310,6 +310,7 @@ LEFT = {
     "bytes": (Answer(0, 1, "train", sent={}, replied={"m": {"tree": "99 bytes"}}), "raw data"),
     "list": (Answer(0, 1, "query", sent={}, replied={"m": {"ages": [4, 5]}}), "raw data"),
     "echo": (Answer(0, 1, "evaluate", sent={}, replied={"a": {"w": "float32 (2,)"}}, echoed=("a",)), "constant"),
+    "setting": (Answer(0, 1, "train", sent={"c": {"lr": 0.1}}, replied={"m": {"lr": 0.1}}), "constant"),
     "count": (Answer(0, 1, "train", replied={"m": {"num-examples": 4}}), "uncovered"),
     "masked": (Answer(0, 1, "train", "collect", replied={"secaggplus_configs": {"masked": [1, 2]}}), "masked"),
     "unknown mod": (

@@ -162,8 +162,14 @@ def leaving(answers: Sequence[Answer], weights: Collection[str] = ()) -> tuple[L
     for (kind, name), row in rows.items():
         verdict, why = row.verdict, row.why
         if verdict == "uncovered" and row.answers > 1 and len(row.values - {""}) == 1:
-            same, counted = f"{next(iter(row.values))} in all answers", _is_count(name.rpartition(".")[2], weights)
-            verdict, why = (verdict, f"{same}; {why}") if counted else ("constant", same)
+            value = next(iter(row.values))
+            same = f"{value} in all answers"
+            if _is_count(name.rpartition(".")[2], weights):
+                why = f"{same}; {why}"
+            elif row.kind == "a number" and not value.lstrip("-").isdigit():  # few clients share a rate by chance
+                why = f"{same}; it may be computed from data"
+            else:
+                verdict, why = "constant", same
         found.append(Leaving(kind, name, row.kind, row.answers, row.cover, verdict, why))
     return tuple(found)
 
@@ -262,6 +268,8 @@ def _of_value(answer: Answer, name: str, key: str, value: Any, weights: Collecti
         return _Row(f"{len(value)} values", "", "raw data", "values as they are")
     if any(action.mod == "privatise" for action in answer.actions) and not _let_out(answer, name, key):
         return _Row(kind, "privatise", "covered", "it is 1 for all, or has noise of its own")
+    if any(record.get(key) == value for record in answer.sent.values()):
+        return _Row(kind, "", "constant", "it is sent back unchanged")
     if key == "norm_bit":
         return _Row(kind, "", "uncovered", "whether the update was clipped")
     if _is_count(key, weights):
