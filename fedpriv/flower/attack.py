@@ -1,5 +1,6 @@
 """Attack what a tap has recorded of a user's own Flower app; what clients trained on is only read to score it."""
 
+import statistics
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import png
 from fedpriv.core.lab.results import attack_results
+from fedpriv.core.numbers import percent
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import AttackResult, LedgerLine, Score, read_file, shown_epsilon
 from fedpriv.core.registry import ATTACKS
@@ -138,7 +140,7 @@ def attack_tapped(
         *_looked_at(folder, tapped, others, everything),
         *found.refused,
         *_forms(found.heard),
-        *_measured(results, found.heard),
+        *_measured(results, found),
         *([_proven(found.heard)] if found.heard else []),
     )
     summary = TappedSummary(results, verdict, tuple(dict.fromkeys(found.told)), tuple(found.pictures))
@@ -165,6 +167,11 @@ class _Found:
         shown = {path.rpartition("/")[2][:9] for path in self.pictures}
         kept = [each for each in self.heard if (each.observation.round, each.observation.client) not in made]
         return {each.name for each in kept if each.observation.stem[:9] not in shown}
+
+    def chance(self, result: AttackResult) -> float:
+        """How often a guess picks an image out, where of all that an attack offers for a batch the nearest counts."""
+        group = (score for score in self.scores if (score.attack, score.upload) == (result.attack, result.upload))
+        return statistics.fmean(score.chance for score in group if score.chosen and score.chance is not None)
 
     def left_of(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Replies that no gradient attack was made on, alone or in their round's sum."""
@@ -595,16 +602,16 @@ def _forms(heard: Iterable[_TappedUpload]) -> tuple[str, ...]:
     return tuple(f"Replies {', '.join(names)} hold {text}." for text, names in told.items())
 
 
-def _measured(results: Sequence[AttackResult], heard: Sequence[_TappedUpload]) -> tuple[str, ...]:
+def _measured(results: Sequence[AttackResult], found: _Found) -> tuple[str, ...]:
     """Guess and measured, for each attack; and which uploads are not scored."""
-    unscored = ", ".join(upload.name for upload in heard if upload.known is None)
+    unscored = ", ".join(upload.name for upload in found.heard if upload.known is None)
     left = (f"Not scored, since what the clients trained on was not kept: {unscored}.",) if unscored else ()
     offered = [result for result in results if result.upload == "none"]
     guess = min(offered, key=lambda result: -_likeness(result), default=None)
     lines = [] if guess is None else [f"Guess: {guess.attack} has {_figure(guess)}."]
     for result in (each for each in results if each.upload != "none"):
         picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
-        among = f" among {result.candidates} (chance 1 in {result.candidates})" if picked else ""
+        among = f" among {result.candidates} (a guess {percent(found.chance(result))})" if picked else ""
         kind = "row" if result.rows else "sentence" if result.sentences else "image"
         many = worded("images", kind)
         lines.append(

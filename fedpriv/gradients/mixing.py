@@ -272,9 +272,9 @@ def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Rou
         if not off <= allowed and not off <= float(rounding.moves(name).sum()):
             return (
                 f"the gradients of layer {layer_of(name, model)} for single examples do not add up to that of "
-                "loss.backward() for their batch, so that a mechanism would protect others than those that train; a "
-                "function with a backward pass of its own has to be right under torch.func.vmap, or without "
-                "setup_context"
+                "loss.backward() for their batch, so that a mechanism would protect others than those that train; an "
+                "embedding must not have scale_grad_by_freq, and a function with a backward pass of its own has to be "
+                "right under torch.func.vmap, or without setup_context"
             )
     return ""
 

@@ -181,7 +181,7 @@ def refuse_changes(modules: Mapping[str, nn.Module], before: Sequence[tuple[int,
     name = next((name for name, one, other in zip_longest(names, now, before) if name and one != other), names[-1])
     raise InputError(
         f"layer {layer_of(name, modules[''])} changes {name} while it runs, and no noise protects what it "
-        "keeps of the examples"
+        "may keep of the examples"
     )
 
 
@@ -198,5 +198,5 @@ def refuse_coupled(modules: Mapping[str, nn.Module]) -> None:
         if tracks or (isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)):
             raise InputError(
                 f"layer {name or '(the model)'} ({type(layer).__name__}) shares statistics between the examples of a "
-                "batch, so that no example has a gradient of its own; use GroupNorm or LayerNorm"
+                "batch, or keeps those of earlier ones; use GroupNorm or LayerNorm"
             )

@@ -664,7 +664,7 @@ class Forgets(Remembers):
 @in_one_test(
     ("model", "x", "message"),
     [
-        (Forgets(), vectors(6), "while it runs, and no noise protects what it keeps"),
+        (Forgets(), vectors(6), "while it runs, and no noise protects what it may keep"),
         (Remembers(), vectors(6), r"layer \(the model\) \(Remembers\) changes mean while it runs"),
         (
             nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, CLASSES))),
