@@ -127,8 +127,8 @@ class Claim(Record):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Theorem and notes."""
-        return (self.theorem, *self.notes)
+        """Theorem and notes, without full stops."""
+        return tuple(text.removesuffix(".") for text in (self.theorem, *self.notes))
 
 
 @dataclass(frozen=True)
