@@ -98,7 +98,7 @@ class Cells:
                     f"{self.where}: column {name!r} holds {cells.type}, which cannot be read: {one_line(error)}"
                 ) from None
             row = next(row for row, cell in enumerate(cells.to_pylist()) if not _is_utf8(cell))
-            raise self.refused(row, name, f"{cut(repr(cells[row].as_py()))} is no UTF-8") from None
+            raise self.refused(row, name, f"{cut(repr(cells[row].as_py()))} is no UTF-8; save the file as UTF-8") from None
         return _without(texts, MISSING_NUMBERS[:1] if self.empty is None else self.empty)
 
     def refused(self, row: int, name: str, why: str) -> InputError:
@@ -313,7 +313,7 @@ def _in_one_line(path: Path, delimiter: str) -> Iterator[None]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: its header is no UTF-8: {one_line(error)}") from None
+        raise InputError(f"{path}: its header is no UTF-8 (save the file as UTF-8): {one_line(error)}") from None
     except (pa.ArrowException, OSError) as error:
         is_csv = path.suffix.lower() not in PARQUET
         hint = _hint(path, delimiter) if isinstance(error, pa.ArrowInvalid) and is_csv else ""

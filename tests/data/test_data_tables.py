@@ -362,7 +362,7 @@ def test_what_is_ignored_may_hold_anything(tmp_path: Path) -> None:
     path.write_bytes(b"a,b,y\n" + b"".join(b"%d,caf\xe9,%d\n" % (row, row % 2) for row in range(90)))
     bounds = {"name": "a", "low": 0, "high": 90}
     assert len(loaded(path, columns=[bounds, {"name": "b", "kind": "ignore"}]).columns) == 1
-    assert "row 1, column 'b': b'caf\\xe9' is no UTF-8" in str(error := refused(path, columns=[bounds]))
+    assert "row 1, column 'b': b'caf\\xe9' is no UTF-8; save the file as UTF-8" in str(error := refused(path, columns=[bounds]))
     assert len(loaded(path, **pasted(error, 0, 0)).columns) == 1
 
 
@@ -406,6 +406,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "people.zip": (b"PK", "an archive; unpack it"),
     "people.csv": (b"a,y\n1,2,n\n2,3,y\n", "its header is one name short, as R's write.table has it"),
     "semicolons.csv": (b"a;y\n1;n\n2;y\n3;n\n", "has no column 'y'; its columns are a;y; data.table.delimiter = ';'"),
+    "spaces.csv": (b"a, y\n1,n\n2,y\n3,n\n", "has no column 'y'; its columns are a, ' y'"),
     "decimal.csv": (b"a;y\n1,5;n\n2,5;y\n", "Expected 1 columns, got 2: 1,5;n; data.table.delimiter = ';'"),
     "title.csv": (b"My table\na,y\n1,n\n", "its first line is expected to name the columns"),
     "archive.csv": (b"PK\x03\x04\n1,2,3\n", "it is an archive or a workbook"),
