@@ -98,7 +98,9 @@ class Cells:
                     f"{self.where}: column {name!r} holds {cells.type}, which cannot be read: {one_line(error)}"
                 ) from None
             row = next(row for row, cell in enumerate(cells.to_pylist()) if not _is_utf8(cell))
-            raise self.refused(row, name, f"{cut(repr(cells[row].as_py()))} is no UTF-8; save the file as UTF-8") from None
+            raise self.refused(
+                row, name, f"{cut(repr(cells[row].as_py()))} is no UTF-8; save the file as UTF-8"
+            ) from None
         return _without(texts, MISSING_NUMBERS[:1] if self.empty is None else self.empty)
 
     def refused(self, row: int, name: str, why: str) -> InputError:

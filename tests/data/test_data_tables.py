@@ -362,7 +362,9 @@ def test_what_is_ignored_may_hold_anything(tmp_path: Path) -> None:
     path.write_bytes(b"a,b,y\n" + b"".join(b"%d,caf\xe9,%d\n" % (row, row % 2) for row in range(90)))
     bounds = {"name": "a", "low": 0, "high": 90}
     assert len(loaded(path, columns=[bounds, {"name": "b", "kind": "ignore"}]).columns) == 1
-    assert "row 1, column 'b': b'caf\\xe9' is no UTF-8; save the file as UTF-8" in str(error := refused(path, columns=[bounds]))
+    assert "row 1, column 'b': b'caf\\xe9' is no UTF-8; save the file as UTF-8" in str(
+        error := refused(path, columns=[bounds])
+    )
     assert len(loaded(path, **pasted(error, 0, 0)).columns) == 1
 
 

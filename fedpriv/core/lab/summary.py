@@ -53,6 +53,7 @@ _REASONS, _NAMED = 5, 8
 
 # What chance alone does in fewer than one run of a hundred is worth a sentence.
 _CHANCE = 0.01
+_HALF = 0.5  # a class with more of the examples makes an accuracy look better than it is
 
 _ENDINGS = {"failed": "failed", "interrupted": "was interrupted"}
 
@@ -169,7 +170,7 @@ def _utility(ending: Ending, last: RoundRecord) -> str:
     part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
     if not ending.is_next:
         majority = ending.partition.majority if ending.partition else 0.0
-        guess = f"; the most common class has {majority:.1%} of the training examples" if majority else ""
+        guess = f"; the most common class has {majority:.1%} of the training examples" if majority > _HALF else ""
         return f"After {rounds} the model classifies {last.accuracy:.1%} of {part}the test data correctly{guess}."
     return (
         f"After {rounds} the model predicts {part}the test texts at {last.loss:.3f} nats per token; its likeliest "

@@ -129,8 +129,9 @@ def test_an_accuracy_stands_beside_the_share_of_a_majority() -> None:
     uneven = replace(ending, partition=Partition(("a", "b"), ((80, 10), (10, 0))))
     said = " ".join(verdict(uneven))
     assert "87.6% of the test data correctly; the most common class has 90.0% of the training examples." in said
-    even = replace(ending, partition=Partition(("a", "b"), ((30, 25),)))
-    assert verdict(even) == verdict(ending)
+    for counts in ((30, 25), (3, 1, 1, 1, 1, 1)):  # nearly even, and few examples of many classes
+        few = replace(ending, partition=Partition(tuple("abcdef"[: len(counts)]), (counts,)))
+        assert verdict(few) == verdict(ending)
 
 
 def test_labels_that_leak_are_told() -> None:
