@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.fishing import FishingSettings
-from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, fishing, run_attack
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.gradients import Vector
@@ -112,7 +112,14 @@ class Patches(nn.Module):
         return self.output(self.block(made).mean(dim=1))
 
 
-def test_a_vision_transformer_shows_the_target_by_its_table_of_positions() -> None:
+@pytest.mark.parametrize("bound", ["small", "loose"])
+def test_a_vision_transformer_shows_the_target_by_its_table_of_positions(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the bound of its rounding errors is too loose, the gradients of all layers certify the image."""
+    if bound == "loose":
+        monkeypatch.setattr(fishing, "SAME", 0.0)
+        monkeypatch.setattr(fishing, "run_recipe", None)  # no search is needed
     images, labels = batch([0, 4, 4, 8])
     found = fished(Patches(), images, labels, FishingSettings(target=8, iterations=5))
     assert found.labels.tolist() == [0, 8, -1, -1]

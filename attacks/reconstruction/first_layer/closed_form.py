@@ -385,7 +385,7 @@ def _losses(scene: Scene, rows: Sequence[Victim], answers: Sequence[_Read], labe
         pictures = torch.stack([answers[row].images for row in single])
         known = torch.stack([labels[row] for row in single])
         losses[single] = (
-            compared(scene, [rows[row] for row in single], _relative_distance, pictures, known).cpu().double()
+            compared(scene, [rows[row] for row in single], relative_distance, pictures, known).cpu().double()
         )
     return losses
 
@@ -413,7 +413,7 @@ def _scaled(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
         distances = compared(
             scene,
             [victim] * len(factors),
-            _relative_distance,
+            relative_distance,
             factors[:, None, None, None, None] * image,
             labels,
         )
@@ -429,9 +429,10 @@ def _label(scene: Scene, victim: Victim, image: Tensor) -> Tensor:
         return victim.labels
     labels = torch.arange(scene.classes, device=image.device)[:, None]
     images = image.expand(scene.classes, *image.shape)
-    distances = compared(scene, [victim] * scene.classes, _relative_distance, images, labels)
+    distances = compared(scene, [victim] * scene.classes, relative_distance, images, labels)
     return labels[distances.argmin()]
 
 
-def _relative_distance(comparison: Compared) -> Tensor:
+def relative_distance(comparison: Compared) -> Tensor:
+    """The squared distance of gradients over the upload's own square (N,)."""
     return squared_distance(comparison).clamp(min=0) / comparison.heard.sum(dim=1).clamp(min=1e-30)
