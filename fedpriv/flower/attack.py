@@ -169,7 +169,7 @@ class _Found:
         return {each.name for each in kept if each.observation.stem[:9] not in shown}
 
     def chance(self, result: AttackResult) -> float:
-        """How often a guess picks an image out, where of all that an attack offers for a batch the nearest counts."""
+        """How often a guess picks an image out at most, where of all that is offered for a batch the nearest counts."""
         group = (score for score in self.scores if (score.attack, score.upload) == (result.attack, result.upload))
         return statistics.fmean(score.chance for score in group if score.chosen and score.chance is not None)
 
@@ -611,7 +611,7 @@ def _measured(results: Sequence[AttackResult], found: _Found) -> tuple[str, ...]
     lines = [] if guess is None else [f"Guess: {guess.attack} has {_figure(guess)}."]
     for result in (each for each in results if each.upload != "none"):
         picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
-        among = f" among {result.candidates} (a guess {percent(found.chance(result))})" if picked else ""
+        among = f" among {result.candidates} (a guess at most {percent(found.chance(result))})" if picked else ""
         kind = "row" if result.rows else "sentence" if result.sentences else "image"
         many = worded("images", kind)
         lines.append(
