@@ -653,5 +653,5 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
     epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
     return (
         f"Proven{by}, of client {worst.client} after {worst.participations} answers, {worst.adjacency}: {epsilon}; an "
-        f"attack tells which of 100 images it was: {limit} (chance 1.0%)."
+        f"attack on these arrays tells which of 100 images it was: {limit} (chance 1.0%)."
     )
