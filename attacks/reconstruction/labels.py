@@ -5,6 +5,8 @@ itself, and for a last layer without bias, the gradient of its weight is that ve
 """
 
 import itertools
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -174,13 +176,19 @@ class LogitSearch:
 
 # Labels of several passes over a client's examples, in batches that differ from pass to pass.
 #
-# Before images are known they are all the public mean, and an update depends on nothing but the labels in each step. So
-# labels are exchanged between the steps of a pass, or changed in every pass, while that brings the update closer. The
-# loss is linear in label probabilities: a step's batch is one mean image with the shares of its labels.
+# Before images are known they are all the public mean, and an update depends on nothing but the labels in each step.
+# The sum of the steps' ``softmax - label`` in the last bias says which classes occur, and how often at least. The rest
+# is tried: from random orders labels are exchanged between the steps of a pass while that brings the update closer,
+# and the worse half ends after each round. The loss is linear in label probabilities: a step's batch is one mean image
+# with the shares of its labels.
 
 
+ROUND = 2**15  # steps that are trained in a round: there are as many starts as it has room for
+ORDERS = 16  # random ones, of which each start is the nearest
+FEWEST = 4  # starts, which are then followed side by side; in these, labels may also change in every pass
+CHOICES = 96  # of the labels that the bias does not show, at most
+UNSURE = 0.05  # of an example: by how much the softmax at an image may be below that at the public mean
 JOINED = 8  # exchanges that are made together, at most
-BEAM = 4  # ways of placing labels that are followed side by side
 DRAWN = 50  # random exchanges of equal labels for each pairing that is asked for
 
 
@@ -232,26 +240,41 @@ class PassSearch:
         self._size = training.batch_size
         self._each = victim.model.examples // training.batch_size  # steps in a pass
 
-    def search(self, labels: Tensor, *, exchangeable: bool) -> Passes:
-        """Start with labels (B,) in this order in each pass; ``exchangeable``: whether these themselves may change."""
-        examples, steps = len(labels), self._single.steps
-        kept = labels.repeat(steps * self._size // examples).view(1, steps, self._size).sort(dim=2).values
-        for _ in range(examples + steps):
-            tried = [kept, *map(self._exchanged, kept), *(map(self._changed, kept) if exchangeable else ())]
-            moved = torch.cat(tried).sort(dim=2).values.unique(dim=0)
-            # Of very many, evenly spread ones: the search then takes its steps among these.
-            moved = torch.cat([kept, moved[:: -(-len(moved) // NEIGHBOURS)]])
-            distances = self._distances(moved)
-            closer = int((distances < distances[0]).sum())
-            together = _together(kept[0], moved[distances.argsort(stable=True)[:closer]])
-            if len(together):
-                moved, distances = torch.cat([moved, together]), torch.cat([distances, self._distances(together)])
-            ranked = map(tuple, moved[distances.argsort(stable=True)].flatten(1).tolist())
-            best = torch.tensor(list(dict.fromkeys(ranked))[:BEAM]).to(kept).view(-1, *kept.shape[1:])
-            if torch.equal(best, kept):
+    def search(self, candidates: Tensor, *, exchangeable: bool) -> Passes:
+        """Start with labels (M, B) in random orders; ``exchangeable``: whether the best may have others in the end."""
+        examples, steps = candidates.shape[1], self._single.steps
+        moves = min(NEIGHBOURS, steps * (self._each - 1) // 2 * self._size**2)
+        starts = range(min(max(ROUND // (steps * moves), FEWEST), 2 * moves))
+        mixed = [self._mixed(candidates[turn % len(candidates)], turn) for turn in starts]
+        kept = torch.cat([_nearest(orders, self._distances(orders), 1)[0] for orders in mixed])
+        for turn in range(examples + steps):
+            last = len(kept) <= FEWEST
+            near = [self._moved(each, FEWEST if last else 1, changing=exchangeable and last) for each in kept]
+            moved, distances = (torch.cat(parts) for parts in zip(*near, strict=True))
+            before, kept = kept, _nearest(moved, distances, max(FEWEST, len(kept) // 2 if turn else len(kept)))[0]
+            if last and torch.equal(kept, before):
                 break
-            kept = best
         return Passes.of(kept[0], examples)
+
+    def _mixed(self, labels: Tensor, seed: int) -> Tensor:
+        """Labels (B,) in random orders in each pass, (ORDERS, steps, b)."""
+        generator = torch.Generator().manual_seed(seed)
+        passes = self._single.steps // self._each
+        orders = torch.rand(ORDERS, passes, len(labels), generator=generator).argsort(dim=2).to(labels.device)
+        return labels[orders].view(ORDERS, -1, self._size).sort(dim=2).values
+
+    def _moved(self, placed: Tensor, count: int, *, changing: bool) -> tuple[Tensor, Tensor]:
+        """The nearest of a placing (steps, b) and those by one move or several from it, with their distances."""
+        near = torch.cat([self._exchanged(placed), *([self._changed(placed)] if changing else ())])
+        near = near.sort(dim=2).values.unique(dim=0)
+        # Of very many, evenly spread ones: the search then takes its steps among these.
+        near = torch.cat([placed[None], near[:: -(-len(near) // NEIGHBOURS) or 1]])
+        distances = self._distances(near)
+        better = near[distances.argsort(stable=True)[: int((distances < distances[0]).sum())]]
+        together = _together(placed, better).sort(dim=2).values
+        if len(together):
+            near, distances = torch.cat([near, together]), torch.cat([distances, self._distances(together)])
+        return _nearest(near, distances, count)
 
     def _exchanged(self, placed: Tensor) -> Tensor:
         """All that differ by two labels exchanged between two steps of a pass, (M, steps, b)."""
@@ -295,6 +318,15 @@ class PassSearch:
         return torch.cat(found)
 
 
+def _nearest(placed: Tensor, distances: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The nearest of placings (M, steps, b), at most so many different ones, and their distances."""
+    different: dict[tuple[int, ...], int] = {}
+    for number in distances.argsort(stable=True).tolist():
+        different.setdefault(tuple(placed[number].flatten().tolist()), number)
+    numbers = torch.tensor(list(different.values())[:count], device=placed.device)
+    return placed[numbers], distances[numbers]
+
+
 def _together(placed: Tensor, better: Tensor) -> Tensor:
     """The best change, the best two, and so on, (n, steps, b), of those that touch other steps than the ones before."""
     now, touched = placed, torch.zeros(len(placed), dtype=torch.bool, device=placed.device)
@@ -330,13 +362,31 @@ def _passes(scene: Scene, victim: Victim, layer: "OutputLayer | None") -> Passes
     training = victim.model.training
     if training is None or not training.passes(victim.model.examples) or victim.model.mechanism.protects or victim.more:
         return None
-    labels = victim.labels
-    if labels is None:
-        if layer is None:
-            return None
+    if victim.labels is None and layer is None:
+        return None
+    candidates = victim.labels[None] if layer is None or victim.labels is not None else _counted(scene, victim, layer)
+    return PassSearch(scene, victim, training).search(candidates, exchangeable=victim.labels is None)
+
+
+def _counted(scene: Scene, victim: Victim, layer: "OutputLayer") -> Tensor:
+    """Labels (M, B) that a client may have: those that its last bias shows, and all or some choices of the others."""
+    heard, examples, training = victim.gradient[layer.name], victim.model.examples, victim.model.training
+    if not layer.bias or training is None or training.optimizer != "sgd":
         signatures = label_signatures(scene.network, victim, layer, _random(victim, layer, scene.shape), scene.classes)
-        labels = match_labels(victim.gradient[layer.name].flatten(), signatures, victim.model.examples)
-    return PassSearch(scene, victim, training).search(labels, exchangeable=victim.labels is None)
+        return match_labels(heard.flatten(), signatures, examples)[None]
+    with torch.no_grad():
+        softmax = scene.network.logits(victim.parameters, scene.mean.new_zeros(1, *scene.shape))[0].softmax(dim=0)
+    # A class that occurs n times adds the mean of its probability over the steps, the first known, less n / B.
+    least = examples * (softmax / training.steps - heard) - UNSURE * examples / training.steps
+    occurs = torch.where(heard < 0, least.ceil().clamp(min=1), least.ceil().clamp(min=0)).long()
+    sure = torch.arange(scene.classes, device=heard.device).repeat_interleave(occurs)[:examples]
+    classes, missing = sure.unique().tolist() or list(range(scene.classes)), examples - len(sure)
+    if math.comb(len(classes) + missing - 1, missing) <= CHOICES:
+        others = list(itertools.combinations_with_replacement(classes, missing))
+    else:
+        stream = random.Random(PROBE)
+        others = [tuple(stream.choices(classes, k=missing)) for _ in range(CHOICES)]
+    return torch.stack([torch.cat([sure, sure.new_tensor(more)]) for more in others])
 
 
 TRIED = 4  # batches of random images on which local training is tried
