@@ -187,7 +187,7 @@ ROUND = 2**15  # steps that are trained in a round: there are as many starts as 
 ORDERS = 16  # random ones, of which each start is the nearest
 FEWEST = 4  # starts, which are then followed side by side; in these, labels may also change in every pass
 CHOICES = 96  # of the labels that the bias does not show, at most
-UNSURE = 0.05  # of an example: by how much the softmax at an image may be below that at the public mean
+UNSURE = 0.05  # by how much the softmax at an image may be below that at the public mean
 JOINED = 8  # exchanges that are made together, at most
 DRAWN = 50  # random exchanges of equal labels for each pairing that is asked for
 
@@ -244,7 +244,9 @@ class PassSearch:
         """Start with labels (M, B) in random orders; ``exchangeable``: whether the best may have others in the end."""
         examples, steps = candidates.shape[1], self._single.steps
         moves = min(NEIGHBOURS, steps * (self._each - 1) // 2 * self._size**2)
-        starts = range(min(max(ROUND // (steps * moves), FEWEST), 2 * moves))
+        # Labels that are one guess may change from the outset, which many starts have no time for.
+        room = FEWEST if exchangeable and len(candidates) == 1 else ROUND // (steps * moves)
+        starts = range(min(max(room, FEWEST), 2 * moves))
         mixed = [self._mixed(candidates[turn % len(candidates)], turn) for turn in starts]
         kept = torch.cat([_nearest(orders, self._distances(orders), 1)[0] for orders in mixed])
         for turn in range(examples + steps):
@@ -362,10 +364,10 @@ def _passes(scene: Scene, victim: Victim, layer: "OutputLayer | None") -> Passes
     training = victim.model.training
     if training is None or not training.passes(victim.model.examples) or victim.model.mechanism.protects or victim.more:
         return None
-    if victim.labels is None and layer is None:
-        return None
-    candidates = victim.labels[None] if layer is None or victim.labels is not None else _counted(scene, victim, layer)
-    return PassSearch(scene, victim, training).search(candidates, exchangeable=victim.labels is None)
+    search = PassSearch(scene, victim, training)
+    if victim.labels is not None:
+        return search.search(victim.labels[None], exchangeable=False)
+    return None if layer is None else search.search(_counted(scene, victim, layer), exchangeable=True)
 
 
 def _counted(scene: Scene, victim: Victim, layer: "OutputLayer") -> Tensor:
@@ -378,7 +380,7 @@ def _counted(scene: Scene, victim: Victim, layer: "OutputLayer") -> Tensor:
         softmax = scene.network.logits(victim.parameters, scene.mean.new_zeros(1, *scene.shape))[0].softmax(dim=0)
     # A class that occurs n times adds the mean of its probability over the steps, the first known, less n / B.
     least = examples * (softmax / training.steps - heard) - UNSURE * examples / training.steps
-    occurs = torch.where(heard < 0, least.ceil().clamp(min=1), least.ceil().clamp(min=0)).long()
+    occurs = least.nan_to_num().ceil().clamp(heard.lt(0).to(heard), torch.full_like(heard, examples)).long()
     sure = torch.arange(scene.classes, device=heard.device).repeat_interleave(occurs)[:examples]
     classes, missing = sure.unique().tolist() or list(range(scene.classes)), examples - len(sure)
     if math.comb(len(classes) + missing - 1, missing) <= CHOICES:
