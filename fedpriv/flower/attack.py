@@ -651,7 +651,8 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
     by = f" of the noise of {', '.join(others)}" if others else ""
     limit = "no limit is proven" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
     epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
+    answers = "1 answer" if worst.participations == 1 else f"{worst.participations} answers"
     return (
-        f"Proven{by}, of client {worst.client} after {worst.participations} answers, {worst.adjacency}: {epsilon}; an "
+        f"Proven{by}, of client {worst.client} after {answers}, {worst.adjacency}: {epsilon}; an "
         f"attack on these arrays tells which of 100 images it was: {limit} (chance 1.0%)."
     )

@@ -90,7 +90,7 @@ def test_protected_uploads_stand_between_guess_and_theorem(home: Path) -> None:
     summary = attack_tapped(tapped, [], ["1-0"], ["adversary.iga.iterations=20"], Silent())
     assert summary.attacks[0].upload == "protected"
     assert summary.attacks[0].recovered == 0
-    assert re.search(r"Proven, of client 0 after 1 answers.*-DP; .* in at most [\d.]+% of cases", summary.verdict[-1])
+    assert re.search(r"Proven, of client 0 after 1 answer.*-DP; .* in at most [\d.]+% of cases", summary.verdict[-1])
     assert read_observation(tapped / "observations" / "0001-0000.safetensors").settings.mechanism["sigma"] == 4.0
     assert json.loads((home / "privacy" / "client-0.json").read_text())["participations"] == 2
     for victim, said in (("1-9", "victim 1-9: not in"), ("2-0", "victim 2-0: not in")):

@@ -68,7 +68,7 @@ def test_what_noise_an_upload_has_is_recognised(case: str, tmp_path: Path, monke
     words = {
         "none": ("unprotected", "no mechanism of fedpriv.flower.privatise, LocalDpMod or Opacus acted"),
         "changed": ("changed", "what changed 1-0 after training is not known: [tap.noise] says it"),
-        "scalar": ("protected", "of the noise of LocalDpMod, of client 0 after 1 answers"),
+        "scalar": ("protected", "of the noise of LocalDpMod, of client 0 after 1 answer"),
     }
     assert (kind, True) == (words.get(case, ("protected",))[0], words.get(case, ("", f"of {case}"))[1] in said)
 
