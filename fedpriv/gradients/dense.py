@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.gradients.calls import plain_gradient, reached
-from fedpriv.gradients.factors import Factor, Memory, Rows, Sizes, Zero, slices
+from fedpriv.gradients.factors import FEW, Factor, Rows, Sizes, Written, Zero, slices
 from fedpriv.gradients.numerics import lengths
 from fedpriv.gradients.operator import (
     DEFAULT_CHUNK_BYTES,
@@ -29,13 +29,16 @@ from fedpriv.gradients.operator import (
     in_double,
 )
 
+Groups = Mapping[Block, Factor]
+"""Names of parameters -> a factor of all of them, laid end to end."""
+
 
 class FactoredGradients(GradientOperator):
-    """Gradients held as one factor a parameter; products keep their precision where autocast is on."""
+    """Gradients held as factors of one parameter or several; products keep their precision where autocast is on."""
 
     def __init__(
         self,
-        factors: Mapping[str, Factor],
+        groups: Groups,
         examples: int,
         shapes: dict[str, torch.Size],
         dtype: torch.dtype,
@@ -44,10 +47,14 @@ class FactoredGradients(GradientOperator):
         chunk_bytes: int,
     ) -> None:
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
-        self.factors = dict(factors)
+        self._held: dict[Block, Groups] = {self.names(): groups}
         self._magnitudes: dict[Block, Tensor] = {}
         self._limits: dict[Block, tuple[float, float]] = {}
-        self._joined: dict[Block, Sequence[tuple[Block, Factor]]] = {}
+
+    def factor(self, name: str) -> Factor:
+        """Return what is held of a parameter."""
+        (factor,) = self._groups((name,)).values()
+        return factor
 
     @override
     def grams(self, groups: int, block: Block | None = None, *, precise: bool = True) -> Tensor:
@@ -56,7 +63,7 @@ class FactoredGradients(GradientOperator):
     @override
     def norms(self, block: Block | None = None) -> Tensor:
         groups = self._groups(block)
-        if len(groups) == 1 and isinstance(rows := groups[0][1], Rows):
+        if len(groups) == 1 and isinstance(rows := next(iter(groups.values())), Rows):
             return rows.norms()
         return self._sum(lambda names, factor: factor.squared_norms(), block).clamp_(min=0).sqrt_()
 
@@ -72,7 +79,11 @@ class FactoredGradients(GradientOperator):
     @override
     def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:
         with full_precision(self.device):
-            return {name: self.factors[name].rows(start, stop) for name in self.names(block)}
+            found: Vector = {}
+            for names, factor in self._groups(block).items():
+                rows = factor.rows(start, stop)
+                found |= {names[0]: rows} if len(names) == 1 else self.vector(rows, names)
+            return {name: found[name] for name in self.names(block)}
 
     @override
     def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:
@@ -81,12 +92,12 @@ class FactoredGradients(GradientOperator):
     @override
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
         with full_precision(self.device):
-            return self._apart([(names, factor.combine(weights)) for names, factor in self._groups(block)], block)
+            return self._apart({names: own.combine(weights) for names, own in self._groups(block).items()}, block)
 
     @override
     def add_combination(self, vector: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         with full_precision(self.device):
-            for names, factor in self._groups(block):
+            for names, factor in self._groups(block).items():
                 if len(names) == 1:
                     factor.add_to(vector[names[0]], scale, weights)
                 else:
@@ -107,7 +118,7 @@ class FactoredGradients(GradientOperator):
     def add_laid(self, numbers: Tensor, scale: float, weights: Tensor, block: Block | None = None) -> None:
         places = self._places(block)
         with full_precision(self.device):
-            for names, factor in self._groups(block):
+            for names, factor in self._groups(block).items():
                 if len(names) == 1:
                     ((own, _),) = places[names]
                     factor.add_to(numbers[own].view(self.shapes[names[0]]), scale, weights)
@@ -118,20 +129,17 @@ class FactoredGradients(GradientOperator):
 
     @override
     def part(self, start: int, stop: int) -> "FactoredGradients":
-        factors = {name: factor.part(start, stop) for name, factor in self.factors.items()}
-        return FactoredGradients(
-            factors, stop - start, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
-        )
+        return self._of({names: factor.part(start, stop) for names, factor in self._groups().items()}, stop - start)
 
     def combine_each(self, weights: Tensor, block: Block | None = None) -> Vector:
         """Return the sums of the gradients of G groups with weights (G, B / G), in new tensors (G, *shape)."""
         with full_precision(self.device):
-            return self._apart([(names, factor.combine_each(weights)) for names, factor in self._groups(block)], block)
+            return self._apart({names: own.combine_each(weights) for names, own in self._groups(block).items()}, block)
 
     def add_to_each(self, vectors: Vector, scale: float, weights: Tensor, block: Block | None = None) -> None:
         """Replace vectors (G, *shape) by ``scale`` times themselves plus those sums; they may have more names."""
         with full_precision(self.device):
-            for names, factor in self._groups(block):
+            for names, factor in self._groups(block).items():
                 if len(names) == 1:
                     factor.add_to_each(vectors[names[0]], scale, weights)
                 else:
@@ -139,11 +147,9 @@ class FactoredGradients(GradientOperator):
 
     @override
     def magnitudes(self, block: Block | None = None) -> Tensor:
-        names = tuple(self.names(block))
+        names = self.names(block)
         if names not in self._magnitudes:
-            factors = [self.factors[name] for name in names]
-            if not any(factor.joins and factor.bounds() for factor in factors):
-                factors = [factor for _, factor in self._groups(block)]
+            factors = self._groups(block).values()
             Sizes.compute([bound for factor in factors for bound in factor.bounds()])
             each = [factor.magnitudes() for factor in factors]
             self._magnitudes[names] = each[0] if len(each) == 1 else lengths(torch.stack(each, dim=1))
@@ -151,63 +157,65 @@ class FactoredGradients(GradientOperator):
 
     @override
     def roundings(self, block: Block | None = None) -> Tensor:
-        sums = [factor for name in self.names(block) if (factor := self.factors[name]).rounding]
+        sums = [factor for factor in self._groups(block).values() if factor.rounding]
         if not sums:
             return torch.zeros(self.examples, dtype=self.dtype, device=self.device)
         return lengths(torch.stack([factor.rounding * factor.magnitudes() for factor in sums], dim=1))
 
     @override
     def limits(self, block: Block | None = None) -> tuple[float, float]:
-        names = tuple(self.names(block))
+        names = self.names(block)
         if names not in self._limits:
             self._limits[names] = self._limits_of(block) if self.examples else (0.0, 0.0)
         return self._limits[names]
 
     def _limits_of(self, block: Block | None) -> tuple[float, float]:
         known, bounded = [], []
-        for factor in map(self.factors.__getitem__, self.names(block)):
+        for factor in self._groups(block).values():
             if bounds := factor.bounds():
-                bounded.append((factor.rounding, bounds))
+                # Those of several parameters are of several numbers.
+                each = [(bound,) for bound in bounds] if isinstance(factor, Rows) else [bounds]
+                bounded += [(factor.rounding, own) for own in each]
             else:
                 known.append(factor.magnitudes())
         largest = torch.stack(known).amax(dim=1).tolist() if known else []
-        each = iter(Sizes.most([bound for _, bounds in bounded for bound in bounds]))
-        most = [(rounding, sum(next(each) for _ in bounds)) for rounding, bounds in bounded]
+        found = iter(Sizes.most([bound for _, bounds in bounded for bound in bounds]))
+        most = [(rounding, sum(next(found) for _ in bounds)) for rounding, bounds in bounded]
         rounded = math.hypot(*(rounding * size for rounding, size in most))
         return math.hypot(*largest, *(size for _, size in most)), rounded
 
     @override
     def masked(self, keep: Tensor) -> "FactoredGradients":
-        factors = {name: factor.masked(keep) for name, factor in self.factors.items()}
-        return FactoredGradients(
-            factors, self.examples, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes
-        )
+        return self._of({names: factor.masked(keep) for names, factor in self._groups().items()}, self.examples)
 
     @override
     def pair_products(self, block: Block | None = None, *, precise: bool = True) -> int:
-        return sum(self.factors[name].pair_products(precise) for name in self.names(block))
+        return sum([factor.pair_products(precise) for factor in self._groups(block).values()])
 
-    def _groups(self, block: Block | None) -> Sequence[tuple[Block, Factor]]:
-        """The block's parameters with their factors; those of few numbers that are written out are one, end to end."""
-        names = tuple(self.names(block))
-        if names not in self._joined:
-            few = tuple(name for name in names if self.factors[name].joins)
-            numbers = self.dimension(few)
-            if len(few) < 2 or self.examples * numbers * self.dtype.itemsize > self.chunk_bytes // 8:
-                self._joined[names] = [((name,), self.factors[name]) for name in names]
+    def _of(self, groups: Groups, examples: int) -> "FactoredGradients":
+        """The same parameters' gradients of so many examples."""
+        return FactoredGradients(groups, examples, self.shapes, self.dtype, self.device, self.routes, self.chunk_bytes)
+
+    def _groups(self, block: Block | None = None) -> Groups:
+        names = self.names(block)
+        if names not in self._held:
+            self._held[names] = grouped({name: self._apart_held[name] for name in names}, self.chunk_bytes)
+        return self._held[names]
+
+    @cached_property
+    def _apart_held(self) -> Mapping[str, Factor | Written]:
+        """What is held of each parameter."""
+        found: dict[str, Factor | Written] = {}
+        for names, factor in self._groups().items():
+            if len(names) > 1 and isinstance(factor, Rows):
+                found |= zip(names, factor.apart([self.shapes[name] for name in names]), strict=True)
             else:
-                with full_precision(self.device):
-                    joint = Rows(torch.cat([self.factors[name].flat() for name in few], dim=1), self.chunk_bytes // 2)
-                others = set(names).difference(few)
-                self._joined[names] = [
-                    (few, joint),
-                    *(((name,), self.factors[name]) for name in names if name in others),
-                ]
-        return self._joined[names]
+                found[names[0]] = factor
+        return found
 
     def _places(self, block: Block | None) -> dict[Block, list[tuple[slice, slice]]]:
         """Of each group: where its numbers are among the block's, laid end to end, and where among its own."""
-        group = {name: names for names, _ in self._groups(block) for name in names}
+        group = {name: names for names in self._groups(block) for name in names}
         places: dict[Block, list[tuple[slice, slice]]] = {}
         start = 0
         for names, run in groupby(self.names(block), group.__getitem__):
@@ -218,10 +226,10 @@ class FactoredGradients(GradientOperator):
             start = stop
         return places
 
-    def _apart(self, sums: Sequence[tuple[Block, Tensor]], block: Block | None) -> Vector:
+    def _apart(self, sums: Mapping[Block, Tensor], block: Block | None) -> Vector:
         """Take apart what lies end to end."""
         found: Vector = {}
-        for names, value in sums:
+        for names, value in sums.items():
             found |= {names[0]: value} if len(names) == 1 else self.vector(value, names)
         return {name: found[name] for name in self.names(block)}
 
@@ -232,12 +240,29 @@ class FactoredGradients(GradientOperator):
 
     def _sum(self, product: Callable[[Block, Factor], Tensor], block: Block | None) -> Tensor:
         """Add up a product over the block's parameters."""
-        first, *others = self._groups(block)
+        first, *others = self._groups(block).items()
         with full_precision(self.device):
             total = product(*first)
             for names, factor in others:
                 total = total + product(names, factor)
         return total
+
+
+def grouped(parts: Mapping[str, Factor | Written], chunk_bytes: int) -> Groups:
+    """Return parameters with their factors; those of few numbers that are written out are one, laid end to end."""
+    written = {name: part for name, part in parts.items() if isinstance(part, Written)}
+    few = {name: part.rows for name, part in written.items() if part.rows.numel() <= FEW * len(part.rows)}
+    groups: dict[Block, Factor] = {}
+    if len(few) > 1 and sum([rows.nbytes for rows in few.values()]) <= chunk_bytes // 8:
+        sizes = [own for name in few if (own := written[name].sizes) is not None]
+        rows = torch.cat([flattened(own) for own in few.values()], dim=1)
+        groups[tuple(few)] = Rows(rows, chunk_bytes // 2, sizes)
+    else:
+        few = {}
+    for name, part in parts.items():
+        if name not in few:
+            groups[name,] = part if isinstance(part, Factor) else part.factor(chunk_bytes // 2)
+    return groups
 
 
 def _end_to_end(vectors: Vector, names: Block, axes: int) -> Tensor:
@@ -276,17 +301,16 @@ class DenseGradients(FactoredGradients):
         if len(kinds) > 1:
             raise ValueError(f"gradients of several kinds: {', '.join(sorted(kinds))}; allowed: one kind")
         first = next(iter(gradients.values()), torch.empty(0))
-        scratch = Memory(chunk_bytes).scratch
-        factors = {name: Rows(rows, scratch) for name, rows in gradients.items()}
+        groups = grouped({name: Written(rows) for name, rows in gradients.items()}, chunk_bytes)
         shapes = {name: rows.shape[1:] for name, rows in gradients.items()}
         routes = {"": f"dense: {reason}"}
-        super().__init__(factors, first.shape[0], shapes, first.dtype, first.device, routes, chunk_bytes)
+        super().__init__(groups, first.shape[0], shapes, first.dtype, first.device, routes, chunk_bytes)
 
 
 def zeros_like(gradients: GradientOperator, examples: int) -> FactoredGradients:
     """Return the gradients of so many examples that tell nothing, of the same parameters."""
     zero = torch.zeros(1, dtype=gradients.dtype, device=gradients.device)
-    factors = {name: Zero(zero.expand(shape), examples) for name, shape in gradients.shapes.items()}
+    factors = {(name,): Zero(zero.expand(shape), examples) for name, shape in gradients.shapes.items()}
     routes = {"": "zero: nothing was computed"}
     return FactoredGradients(
         factors, examples, gradients.shapes, zero.dtype, zero.device, routes, gradients.chunk_bytes
@@ -303,7 +327,7 @@ def zero_gradients(model: nn.Module, examples: int, chunk_bytes: int = DEFAULT_C
     """
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     first = next(iter(trained.values()))
-    factors = {name: Zero(value, examples) for name, value in trained.items()}
+    factors = {(name,): Zero(value, examples) for name, value in trained.items()}
     shapes = {name: value.shape for name, value in trained.items()}
     routes = {"": "zero: nothing was computed"}
     return FactoredGradients(factors, examples, shapes, first.dtype, first.device, routes, chunk_bytes)

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import chain
-from typing import Protocol
+from itertools import chain, repeat
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -179,9 +179,11 @@ class Memory:
         self._free -= wanted
         return True
 
-    def rows(self, rows: Tensor, sizes: "Callable[[], Sizes]") -> "Rows":
-        """Return gradients that are written out and sums, with these bounds where they are wanted."""
-        return Rows(rows, self.scratch, sizes() if self.bounds else None)
+    def rows(self, rows: Tensor, sizes: "Callable[[], Sizes] | None" = None) -> "Written":
+        """Return gradients that are written out, with bounds where they are wanted; ``None``: they are no sums."""
+        if not self.bounds:
+            return Written(rows)
+        return Written(rows, Sizes(1.0, flattened(rows)) if sizes is None else sizes())
 
 
 class Sizes:
@@ -278,7 +280,6 @@ class Factor(ABC):
     """The gradients of B examples with respect to one parameter."""
 
     rounding: float = 0.0  # what it adds to a gradient of weight 1 at most, over its magnitude; 0: no sums are kept
-    joins: bool = False  # whether it is written out, of so few numbers that others are laid beside them for speed
 
     def __init__(self, examples: int, shape: torch.Size, scratch: int) -> None:
         self.examples = examples
@@ -332,10 +333,6 @@ class Factor(ABC):
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
         """Return gradients ``start`` to ``stop`` - 1 written out, (stop - start, *shape); not to be changed."""
-
-    def flat(self) -> Tensor:
-        """Return all gradients written out, (B, numbers), the parameter's numbers in their usual order."""
-        return flattened(self.rows(0, self.examples))
 
     @abstractmethod
     def part(self, start: int, stop: int) -> "Factor":
@@ -714,13 +711,28 @@ class Outer(Factor):
 # Gradients written out, one row an example.
 
 
+class Written(NamedTuple):
+    """Gradients of one parameter that are written out, to be laid beside those of others."""
+
+    rows: Tensor  # (B, *shape)
+    sizes: Sizes | None = None  # of what was summed to make them; None: their norms are enough
+
+    def bounds(self) -> Sequence[Sizes]:
+        """Return the bound of what is summed."""
+        return () if self.sizes is None else (self.sizes,)
+
+    def factor(self, scratch: int) -> "Rows":
+        """Return them as a factor of their own."""
+        return Rows(self.rows, scratch, self.bounds())
+
+
 class Rows(Factor):
     """Gradients written out: ``rows`` of shape (B, *shape); their numbers are used in the order in which they lie.
 
-    Sizes bound what was summed to make them; ``None``: they are no sums, or their norms are enough.
+    Sizes bound what was summed to make them, one for each parameter; none: they are no sums, or their norms are enough.
     """
 
-    def __init__(self, rows: Tensor, scratch: int, sizes: Sizes | None = None, *, side: bool = False) -> None:
+    def __init__(self, rows: Tensor, scratch: int, sizes: Sequence[Sizes] = (), *, side: bool = False) -> None:
         shape = rows.shape
         super().__init__(shape[0], shape[1:], scratch)
         self._order: Sequence[int] = range(len(shape) - 1)
@@ -737,7 +749,6 @@ class Rows(Factor):
         self._side = side
         self._grams: dict[tuple[int, bool], Tensor] = {}
         self._norms: Tensor | None = None
-        self.joins = not side and numbers <= FEW
 
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products."""
@@ -796,30 +807,33 @@ class Rows(Factor):
         """Return the gradients themselves."""
         return self._shaped(self._rows if stop - start == self.examples else self._rows[start:stop])
 
-    def flat(self) -> Tensor:
-        """Return the gradients."""
-        return self._rows if self._is_usual else super().flat()
+    def apart(self, shapes: Sequence[torch.Size]) -> list[Written]:
+        """Return what lies end to end as several parameters of these shapes."""
+        columns = self._rows.split([shape.numel() for shape in shapes], dim=1)
+        parts = zip(columns, shapes, self._sizes or repeat(None), strict=False)
+        return [Written(own.view(len(own), *shape), sizes) for own, shape, sizes in parts]
 
     def part(self, start: int, stop: int) -> "Rows":
         """Return some of the gradients."""
         part = copy(self)
         part.examples, part._rows, part._grams = stop - start, self._rows[start:stop], {}
-        part._sizes = None if self._sizes is None else self._sizes.part(start, stop)
+        part._sizes = [sizes.part(start, stop) for sizes in self._sizes]
         part._norms = None if self._norms is None else self._norms[start:stop]
         return part
 
     def masked(self, keep: Tensor) -> "Rows":
         """Return a copy of the gradients, the others zero."""
-        sizes = None if self._sizes is None else Sizes.known(zeroed(self._sizes(), keep))
+        sizes = [Sizes.known(zeroed(own(), keep)) for own in self._sizes]
         return Rows(self._shaped(zeroed(self._rows, keep)), self._scratch, sizes, side=self._side)
 
     def bounds(self) -> Sequence[Sizes]:
-        """Return the bound of what is summed."""
-        return () if self._sizes is None else (self._sizes,)
+        """Return the bounds of what is summed."""
+        return self._sizes
 
     def magnitudes(self) -> Tensor:
         """Return the norms, or the bounds of what was summed."""
-        return self.norms() if self._sizes is None else self._sizes()
+        each = [sizes() for sizes in self._sizes]
+        return lengths(torch.stack(each, dim=1)) if len(each) > 1 else each[0] if each else self.norms()
 
     def pair_products(self, precise: bool) -> int:
         """Return the number of coordinates."""

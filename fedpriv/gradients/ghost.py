@@ -31,8 +31,8 @@ from fedpriv.gradients.calls import (
     reached,
     recorded,
 )
-from fedpriv.gradients.dense import DenseRows, FactoredGradients, Forward, Loss, check_losses, dense_rows
-from fedpriv.gradients.factors import Factor, Memory, Rows, Sizes, Zero
+from fedpriv.gradients.dense import DenseRows, FactoredGradients, Forward, Loss, check_losses, dense_rows, grouped
+from fedpriv.gradients.factors import Factor, Memory, Sizes, Written, Zero
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Vector, first_line, full_precision
 from fedpriv.gradients.rules import Contribution, factor_of
 from fedpriv.gradients.tracing import Otherwise, Source, Step, Tracer, Use
@@ -181,9 +181,10 @@ def gradients_of(
         own, way = rows
         factors |= {names[id(part.trained[local])]: factor for local, factor in own.items()}
         routes.setdefault(part.name, f"dense: {part.kind} ({route.apart[part.name]}){way}")
-    unused = {name: Zero(value.detach(), examples) for name, value in trained.items() if name not in factors}
     shapes = {name: value.shape for name, value in trained.items()}
-    return GhostGradients(factors | unused, examples, shapes, first.dtype, first.device, routes, 2 * memory.scratch)
+    parts = {name: factors.get(name) or Zero(value.detach(), examples) for name, value in trained.items()}
+    groups = grouped(parts, 2 * memory.scratch)
+    return GhostGradients(groups, examples, shapes, first.dtype, first.device, routes, 2 * memory.scratch)
 
 
 def _uncompiled() -> ExitStack:
@@ -234,7 +235,7 @@ def _backward(graph: Graph) -> Given:
     return Given(of_uses, of_copies, errors)
 
 
-def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory: Memory) -> dict[str, Factor]:
+def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory: Memory) -> dict[str, Factor | Written]:
     """The factors of all parameters that layers, or autograd, gave gradients."""
     gathered = _Gathered(given, trained, memory)
     dtype = next(iter(trained.values())).dtype
@@ -247,7 +248,7 @@ def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory:
         for role, source in use.sources.items():
             gathered.add(source, made[role]())
     for source, rows in given.copies:
-        gathered.add(source, Rows(rows if rows.is_complex() else rows.to(dtype), memory.scratch))
+        gathered.add(source, memory.rows(rows if rows.is_complex() else rows.to(dtype)))
     return gathered.finished()
 
 
@@ -262,7 +263,7 @@ class _Gathered:
         self._bounds: list[Sizes] = []
         self._waiting = 0  # bytes that are kept for these
         self._found: dict[int, list[Contribution]] = {}
-        self._factors: dict[str, list[Factor]] = {}
+        self._factors: dict[str, list[Factor | Written]] = {}
 
     @property
     def several(self) -> bool:
@@ -292,7 +293,7 @@ class _Gathered:
             self._bounds.clear()
             self._waiting = 0
 
-    def finished(self) -> dict[str, Factor]:
+    def finished(self) -> dict[str, Factor | Written]:
         """Return the parameters' factors."""
         several = {name: found for name, found in self._factors.items() if len(found) > 1}
         made = {name: factor_of(self._trained[name].shape, found, self._memory) for name, found in several.items()}
@@ -300,15 +301,15 @@ class _Gathered:
 
 
 def _passed_on(
-    source: Source, factor: Factor, trained: Mapping[str, Tensor], memory: Memory
-) -> Sequence[tuple[str, Factor]]:
+    source: Source, factor: Factor | Written, trained: Mapping[str, Tensor], memory: Memory
+) -> Sequence[tuple[str, Factor | Written]]:
     """What the gradients of a tensor that was computed from parameters give these."""
     value, roots = source.value, source.roots
     if value is trained[roots[0]]:
         return ((roots[0], factor),)
-    rows = factor.rows(0, factor.examples).to(value.dtype)
-    pulled = zip(roots, _pulled_back(value, [trained[root] for root in roots], rows), strict=True)
-    return [(name, Rows(gradients, memory.scratch)) for name, gradients in pulled if gradients is not None]
+    rows = factor.rows(0, factor.examples) if isinstance(factor, Factor) else factor.rows
+    pulled = zip(roots, _pulled_back(value, [trained[root] for root in roots], rows.to(value.dtype)), strict=True)
+    return [(name, memory.rows(gradients)) for name, gradients in pulled if gradients is not None]
 
 
 def _pulled_back(value: Tensor, parameters: Sequence[Tensor], rows: Tensor) -> Sequence[Tensor | None]:
@@ -349,7 +350,7 @@ def is_column(value: Tensor, examples: int) -> bool:
 
 def dense_part(
     part: ModelPart, errors: Mapping[int, list[Errors]], columns: Columns, memory: Memory
-) -> tuple[dict[str, Factor], str] | Entangled:
+) -> tuple[dict[str, Factor | Written], str] | Entangled:
     """Return the factors of a module's parameters, dense gradients of each of its calls, and the way, for people."""
     found: dict[str, list[Contribution]] = {}
     way = ""
@@ -364,7 +365,7 @@ def dense_part(
             return rows
         way = rows.way
         for local, value in rows.gradients.items():
-            found.setdefault(local, []).append(Rows(value, memory.scratch))
+            found.setdefault(local, []).append(memory.rows(value))
     return {local: factor_of(part.trained[local].shape, each, memory) for local, each in found.items()}, way
 
 

@@ -360,7 +360,7 @@ def _difference(left: _Pass, right: _Pass, without: int | None = None) -> str:
 
 def _same(name: str, one: FactoredGradients, other: FactoredGradients) -> bool:
     """Compare what two gradients are made of and, where that differs, their numbers."""
-    if _alike(one.factors[name], other.factors[name]):
+    if _alike(one.factor(name), other.factor(name)):
         return True
     left, right = (each.rows(0, 1, (name,))[name] for each in (one, other))
     return torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)

@@ -6,7 +6,7 @@ without it. Only noise on blocks of coordinates that cut through a layer needs g
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 
@@ -56,6 +56,7 @@ class GradientOperator(ABC):
             raise ValueError(f"gradients are of type {dtype}; allowed: torch.float32, torch.float64")
         self.examples = examples
         self.shapes = shapes
+        self._names = tuple(shapes)
         self._numbers = {name: shape.numel() for name, shape in shapes.items()}
         self.dtype = dtype
         self.device = device
@@ -194,9 +195,9 @@ class GradientOperator(ABC):
         """Return K, the number of coordinates."""
         return sum([self._numbers[name] for name in self.names(block)])
 
-    def names(self, block: Block | None = None) -> Sequence[str]:
+    def names(self, block: Block | None = None) -> Block:
         """Return the names of the block's parameters."""
-        return tuple(self.shapes) if block is None else block
+        return self._names if block is None else block
 
 
 def flattened(rows: Tensor, axes: int = 1) -> Tensor:

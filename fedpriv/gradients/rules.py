@@ -31,6 +31,7 @@ from fedpriv.gradients.factors import (
     Sizes,
     Stacked,
     Tied,
+    Written,
     rows_are_cheaper,
     slices,
 )
@@ -94,10 +95,10 @@ class Lookups(NamedTuple):
     error: Tensor
 
 
-Contribution = Products | Lookups | Factor
+Contribution = Products | Lookups | Written | Factor
 
 
-def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) -> Factor:
+def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) -> Factor | Written:
     """Return the factor of a parameter from what all calls add to its gradients, at least one."""
     if len(parts) == 1:
         (part,) = parts
@@ -106,18 +107,18 @@ def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) 
         return _table(part, shape, memory) if isinstance(part, Lookups) else part
     products = [part for part in parts if isinstance(part, Products)]
     lookups = [part for part in parts if isinstance(part, Lookups)]
-    made = [part for part in parts if isinstance(part, Factor)]
-    if lookups and products and not made:
+    others = [part for part in parts if isinstance(part, Written | Factor)]
+    if lookups and products and not others:
         return _tied(lookups, _together(products), memory)
     if products:
-        made.append(_multiplied(_together(products), memory))
+        others.append(_multiplied(_together(products), memory))
     if lookups:
-        made.append(_looked_up(lookups, shape, memory))
-    if len(made) == 1:
-        return made[0]
-    examples = made[0].examples
-    bounds = total(part.magnitudes() for part in made)
-    return memory.rows(total(part.rows(0, examples) for part in made), partial(Sizes.known, bounds))
+        others.append(_looked_up(lookups, shape, memory))
+    if len(others) == 1:
+        return others[0]
+    made = [part if isinstance(part, Factor) else part.factor(memory.scratch) for part in others]
+    rows = total(part.rows(0, part.examples) for part in made)
+    return memory.rows(rows, lambda: Sizes.known(total(part.magnitudes() for part in made)))
 
 
 def _together(parts: Sequence[Products]) -> Products:
@@ -126,7 +127,7 @@ def _together(parts: Sequence[Products]) -> Products:
     return Products(torch.cat([part.x for part in parts], dim=1), torch.cat([part.error for part in parts], dim=1))
 
 
-def _multiplied(given: Products, memory: Memory) -> Factor:
+def _multiplied(given: Products, memory: Memory) -> Factor | Written:
     x, error = given.x, given.error
     if x.shape[1] == 1 and not _is_small(len(x), error.shape[2] * x.shape[2]):
         side = Rows(error[:, 0], memory.scratch, side=True) if given.side is None else given.side
@@ -145,7 +146,7 @@ def _all_lookups(parts: Sequence[Lookups]) -> Lookups:
     return Lookups(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))
 
 
-def _table(given: Lookups, shape: torch.Size, memory: Memory) -> Factor:
+def _table(given: Lookups, shape: torch.Size, memory: Memory) -> Factor | Written:
     """The gradients of a table that is looked up once, written out if it is small."""
     if not _is_small(len(given.error), shape.numel()):
         return _looked_up([given], shape, memory)
@@ -160,7 +161,7 @@ def _undivided(given: Lookups, shape: torch.Size, memory: Memory) -> EmbeddingRo
     return EmbeddingRows(indices.to(error.device, torch.int64), error, shape, memory.scratch, sizes)
 
 
-def _tied(lookups: Sequence[Lookups], given: Products, memory: Memory) -> Factor:
+def _tied(lookups: Sequence[Lookups], given: Products, memory: Memory) -> Factor | Written:
     """A table that is looked up and multiplied with."""
     x, error = given.x, given.error
     shape, sizes = torch.Size((error.shape[2], x.shape[2])), Sizes(1.0, error, x)
@@ -228,7 +229,7 @@ def _vector_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> 
     return {"weight": lambda: memory.rows(rows()[:, 0], partial(Sizes, 1.0, error, x))}
 
 
-def _added(error: Tensor, memory: Memory) -> Rows:
+def _added(error: Tensor, memory: Memory) -> Written:
     """Of what is added at all positions, from the error (B, T, ...)."""
     return memory.rows(error.sum(dim=1), partial(Sizes, math.sqrt(error.shape[1]), error))
 
@@ -298,7 +299,7 @@ def _channels_norm(x: Tensor, error: Tensor, examples: int, memory: Memory, norm
     }
 
 
-def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: tuple[int, ...], memory: Memory) -> Rows:
+def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: tuple[int, ...], memory: Memory) -> Written:
     """Of a factor of what is normalised, from x and error (B, ...), with the axes of positions."""
     uses = math.prod([x.shape[axis] for axis in positions])
     step = max(1, memory.scratch * len(x) // (2 * max(1, x.nbytes)))
@@ -446,7 +447,7 @@ def _patched(x: Tensor, error: Tensor, examples: int, memory: Memory, kernel: Ke
     }
 
 
-def _kernels(x: Tensor, error: Tensor, memory: Memory, kernel: Kernel) -> Factor:
+def _kernels(x: Tensor, error: Tensor, memory: Memory, kernel: Kernel) -> Factor | Written:
     """The gradients of a convolution's weight, from x (B T, in, *size) and error (B, out, positions)."""
     examples, positions, wide = len(error), error.shape[2], kernel.shape[1:].numel()
     if _write_out((examples, positions, wide), error, memory, kernel.groups):
