@@ -199,7 +199,8 @@ class FactoredGradients(GradientOperator):
     def _groups(self, block: Block | None = None) -> Groups:
         names = self.names(block)
         if names not in self._held:
-            self._held[names] = grouped({name: self._apart_held[name] for name in names}, self.chunk_bytes)
+            parts = {name: self._apart_held[name] for name in names}
+            self._held[names] = grouped(parts, self.examples, self.chunk_bytes)
         return self._held[names]
 
     @cached_property
@@ -248,20 +249,20 @@ class FactoredGradients(GradientOperator):
         return total
 
 
-def grouped(parts: Mapping[str, Factor | Written], chunk_bytes: int) -> Groups:
+def grouped(parts: Mapping[str, Factor | Written], examples: int, chunk_bytes: int) -> Groups:
     """Return parameters with their factors; those of few numbers that are written out are one, laid end to end."""
-    written = {name: part for name, part in parts.items() if isinstance(part, Written)}
-    few = {name: part.rows for name, part in written.items() if part.rows.numel() <= FEW * len(part.rows)}
+    most = FEW * examples
+    few = {name: part for name, part in parts.items() if isinstance(part, Written) and part.rows.numel() <= most}
     groups: dict[Block, Factor] = {}
-    if len(few) > 1 and sum([rows.nbytes for rows in few.values()]) <= chunk_bytes // 8:
-        sizes = [own for name in few if (own := written[name].sizes) is not None]
-        rows = torch.cat([flattened(own) for own in few.values()], dim=1)
+    if len(few) > 1 and sum([part.rows.nbytes for part in few.values()]) <= chunk_bytes // 8:
+        rows = torch.cat([flattened(part.rows) for part in few.values()], dim=1)
+        sizes = [part.sizes for part in few.values() if part.sizes is not None]
         groups[tuple(few)] = Rows(rows, chunk_bytes // 2, sizes)
     else:
         few = {}
     for name, part in parts.items():
         if name not in few:
-            groups[name,] = part if isinstance(part, Factor) else part.factor(chunk_bytes // 2)
+            groups[name,] = part.factor(chunk_bytes // 2) if isinstance(part, Written) else part
     return groups
 
 
@@ -301,7 +302,7 @@ class DenseGradients(FactoredGradients):
         if len(kinds) > 1:
             raise ValueError(f"gradients of several kinds: {', '.join(sorted(kinds))}; allowed: one kind")
         first = next(iter(gradients.values()), torch.empty(0))
-        groups = grouped({name: Written(rows) for name, rows in gradients.items()}, chunk_bytes)
+        groups = grouped({name: Written(rows) for name, rows in gradients.items()}, len(first), chunk_bytes)
         shapes = {name: rows.shape[1:] for name, rows in gradients.items()}
         routes = {"": f"dense: {reason}"}
         super().__init__(groups, first.shape[0], shapes, first.dtype, first.device, routes, chunk_bytes)

@@ -110,8 +110,7 @@ def ghost_gradients(
     graph = _passed(model, loss, x, y, route, trained)
     if isinstance(graph, Entangled):
         return graph
-    own = sum(value.nbytes for value in graph.trained.values())
-    most = None if often else max(LEAST_KEPT, own)
+    most = None if often else max(LEAST_KEPT, sum([value.nbytes for value in graph.trained.values()]))
     return gradients_of(model, graph, len(x), Memory(chunk_bytes, most=most, bounds=often is not False), route)
 
 
@@ -183,7 +182,7 @@ def gradients_of(
         routes.setdefault(part.name, f"dense: {part.kind} ({route.apart[part.name]}){way}")
     shapes = {name: value.shape for name, value in trained.items()}
     parts = {name: factors.get(name) or Zero(value.detach(), examples) for name, value in trained.items()}
-    groups = grouped(parts, 2 * memory.scratch)
+    groups = grouped(parts, examples, 2 * memory.scratch)
     return GhostGradients(groups, examples, shapes, first.dtype, first.device, routes, 2 * memory.scratch)
 
 
@@ -237,11 +236,13 @@ def _backward(graph: Graph) -> Given:
 
 def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory: Memory) -> dict[str, Factor | Written]:
     """The factors of all parameters that layers, or autograd, gave gradients."""
-    gathered = _Gathered(given, trained, memory)
+    given_to = [id(source.value) for use, _ in given.uses for source in use.sources.values()]
+    uses_left = Counter(given_to + [id(source.value) for source, _ in given.copies])
+    gathered = _Gathered(uses_left, trained, memory)
     dtype = next(iter(trained.values())).dtype
     # What has several uses comes first: it gains most from being written out.
-    if gathered.several:
-        given.uses.sort(key=lambda pair: max(gathered.uses_left(source) for source in pair[0].sources.values()))
+    if len(uses_left) < len(given_to):
+        given.uses.sort(key=lambda pair: max([uses_left[id(source.value)] for source in pair[0].sources.values()]))
     while given.uses:  # what no factor needs is let go before the next layer's rows are written
         use, error = given.uses.pop()
         made = use.operation.contributions(error, examples, use.place, memory, dtype)
@@ -255,34 +256,23 @@ def _factors(given: Given, trained: Mapping[str, Tensor], examples: int, memory:
 class _Gathered:
     """What parameters, and tensors computed from them, are given; each is passed on once all of it is there."""
 
-    def __init__(self, given: Given, trained: Mapping[str, Tensor], memory: Memory) -> None:
+    def __init__(self, uses_left: Counter[int], trained: Mapping[str, Tensor], memory: Memory) -> None:
         self._trained = trained
         self._memory = memory
-        of_uses = [id(source.value) for use, _ in given.uses for source in use.sources.values()]
-        self._open = Counter(of_uses + [id(source.value) for source, _ in given.copies])
+        self._left = uses_left
         self._bounds: list[Sizes] = []
         self._waiting = 0  # bytes that are kept for these
         self._found: dict[int, list[Contribution]] = {}
         self._factors: dict[str, list[Factor | Written]] = {}
 
-    @property
-    def several(self) -> bool:
-        """Whether anything is added more than once."""
-        return any(count > 1 for count in self._open.values())
-
-    def uses_left(self, source: Source) -> int:
-        """How often it is still to be added."""
-        return self._open[id(source.value)]
-
     def add(self, source: Source, contribution: Contribution) -> None:
         """Take what a parameter, or what was computed from parameters, is given."""
         number = id(source.value)
-        if self._open[number] > 1:
-            self._open[number] -= 1
-            self._found.setdefault(number, []).append(contribution)
+        self._found.setdefault(number, []).append(contribution)
+        self._left[number] -= 1
+        if self._left[number]:
             return
-        found = [*self._found.pop(number), contribution] if number in self._found else [contribution]
-        factor = factor_of(source.value.shape, found, self._memory)
+        factor = factor_of(source.value.shape, self._found.pop(number), self._memory)
         for name, share in _passed_on(source, factor, self._trained, self._memory):
             self._factors.setdefault(name, []).append(share)
             for bound in share.bounds():
@@ -295,9 +285,10 @@ class _Gathered:
 
     def finished(self) -> dict[str, Factor | Written]:
         """Return the parameters' factors."""
-        several = {name: found for name, found in self._factors.items() if len(found) > 1}
-        made = {name: factor_of(self._trained[name].shape, found, self._memory) for name, found in several.items()}
-        return {name: found[0] for name, found in self._factors.items()} | made
+        return {
+            name: found[0] if len(found) == 1 else factor_of(self._trained[name].shape, found, self._memory)
+            for name, found in self._factors.items()
+        }
 
 
 def _passed_on(
@@ -307,7 +298,7 @@ def _passed_on(
     value, roots = source.value, source.roots
     if value is trained[roots[0]]:
         return ((roots[0], factor),)
-    rows = factor.rows(0, factor.examples) if isinstance(factor, Factor) else factor.rows
+    rows = factor.rows if isinstance(factor, Written) else factor.rows(0, factor.examples)
     pulled = zip(roots, _pulled_back(value, [trained[root] for root in roots], rows.to(value.dtype)), strict=True)
     return [(name, memory.rows(gradients)) for name, gradients in pulled if gradients is not None]
 

@@ -6,7 +6,7 @@ end at 5.8, are made by one thread, and follow from 32 bits.
 """
 
 import math
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -46,6 +46,12 @@ def fill_normal(numbers: Tensor, noise: NoiseStream) -> Tensor:
     return numbers
 
 
+@cache
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number on a device, which is not to be changed."""
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
 class _Points:
     """Normally distributed points of the plane, one after the other."""
 
@@ -56,15 +62,14 @@ class _Points:
         self._integers = torch.int32 if dtype == torch.float32 else torch.int64
         # The integers j are uniform from -end to end - 1.
         self._end = 2.0 ** (8 * dtype.itemsize - 1)
-        self._half_step = torch.tensor(0.5 / self._end, dtype=dtype, device=device)
+        self._half_step = _number(0.5 / self._end, dtype, device)
         self._room = torch.empty(3, most, dtype=dtype, device=device)
         self._zeros = memoryview(bytes(most * dtype.itemsize))
         self._device = device
         # The cipher wants room for a block more than it fills. From pinned memory a GPU reads by itself.
-        size, pinned = most * dtype.itemsize + BLOCK_BYTES, device.type == "cuda"
-        self._bits = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._bits_view = self._bits.numpy().data
-        self._drawn = self._bits[: most * dtype.itemsize].view(self._integers)
+        size, pinned = most + BLOCK_BYTES // dtype.itemsize, device.type == "cuda"
+        self._drawn = torch.empty(size, dtype=self._integers, pin_memory=pinned)
+        self._bits_view = self._drawn.numpy().data.cast("B")
 
     @cached_property
     def _finer(self) -> CipherContext:
@@ -73,7 +78,7 @@ class _Points:
 
     def fill(self, first: Tensor, second: Tensor) -> None:
         """Fill two vectors with the coordinates of the next points; the second vector may be one shorter."""
-        radius, angle, cosine = self._room[:, : len(first)]
+        radius, angle, cosine = self._room[:, : len(first)].unbind()
         self._draw_uniform(radius, self._distances)
         if float(radius.amin()) < COARSE:
             coarse = torch.nonzero(radius < COARSE)[:, 0]

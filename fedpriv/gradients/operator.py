@@ -189,7 +189,8 @@ class GradientOperator(ABC):
         """
         names, first = self.names(block), numbers.shape[:-1]
         parts = numbers.to(self.device).split([self._numbers[name] for name in names], dim=-1)
-        return {name: part.view(first + self.shapes[name]) for name, part in zip(names, parts, strict=True)}
+        shaped = zip(names, parts, map(self.shapes.__getitem__, names), strict=True)
+        return {name: part if len(shape) == 1 else part.view(first + shape) for name, part, shape in shaped}
 
     def dimension(self, block: Block | None = None) -> int:
         """Return K, the number of coordinates."""

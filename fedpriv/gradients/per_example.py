@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedTensorMixin
 
 from fedpriv.core.errors import InputError
 from fedpriv.gradients.dense import FactoredGradients, Loss, dense_gradients
@@ -103,18 +103,18 @@ def _computed(
 
 def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
     """The modules as ``named_modules`` has them, which takes several times as long."""
-    found: dict[str, nn.Module] = {}
-    visited: set[nn.Module] = set()
+    found: dict[nn.Module, str] = {}
     open_ = [("", model)]
     while open_:
         name, layer = open_.pop()
-        if layer not in visited:
-            visited.add(layer)
-            found[name] = layer
+        if layer in found:
+            continue
+        found[layer] = name
+        children: dict[str, nn.Module | None] = layer._modules
+        if children:
             prefix = f"{name}." if name else ""
-            children: dict[str, nn.Module | None] = layer._modules
             open_ += [(prefix + own, child) for own, child in reversed(children.items()) if child is not None]
-    return found
+    return {name: layer for layer, name in found.items()}
 
 
 def _layer_by_layer(
@@ -141,7 +141,7 @@ def _trained_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> d
     for prefix, layer in modules.items():
         held: Mapping[str, Any] = layer._parameters
         for name, value in held.items():
-            if is_lazy(value):
+            if isinstance(value, UninitializedTensorMixin):
                 where = layer_of(f"{prefix}.{name}" if prefix else name, model)
                 raise InputError(f"layer {where} has no shape yet: run the model once")
             if value is not None and value.requires_grad:
@@ -194,6 +194,8 @@ def layer_of(name: str, model: nn.Module) -> str:
 def refuse_coupled(modules: Mapping[str, nn.Module]) -> None:
     """Refuse layers that share statistics between examples."""
     for name, layer in modules.items():
+        if not isinstance(layer, _NormBase):
+            continue
         tracks = isinstance(layer, _InstanceNorm) and layer.track_running_stats
         if tracks or (isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)):
             raise InputError(

@@ -116,7 +116,7 @@ def factor_of(shape: torch.Size, parts: Sequence[Contribution], memory: Memory) 
         others.append(_looked_up(lookups, shape, memory))
     if len(others) == 1:
         return others[0]
-    made = [part if isinstance(part, Factor) else part.factor(memory.scratch) for part in others]
+    made = [part.factor(memory.scratch) if isinstance(part, Written) else part for part in others]
     rows = total(part.rows(0, part.examples) for part in made)
     return memory.rows(rows, lambda: Sizes.known(total(part.magnitudes() for part in made)))
 
@@ -133,7 +133,7 @@ def _multiplied(given: Products, memory: Memory) -> Factor | Written:
         side = Rows(error[:, 0], memory.scratch, side=True) if given.side is None else given.side
         return Dyads(x[:, 0], side, memory.scratch)
     if x.shape[1] == 1 or _write_out(x.shape, error, memory):
-        return memory.rows(torch.bmm(error.mT, x), partial(Sizes, 1.0, error, x))
+        return memory.rows(torch.bmm(error.mT, x), lambda: Sizes(1.0, error, x))
     return Outer(x, error, torch.Size((error.shape[2], x.shape[2])), memory.scratch, Sizes(1.0, error, x))
 
 
@@ -231,7 +231,7 @@ def _vector_product(x: Tensor, error: Tensor, examples: int, memory: Memory) -> 
 
 def _added(error: Tensor, memory: Memory) -> Written:
     """Of what is added at all positions, from the error (B, T, ...)."""
-    return memory.rows(error.sum(dim=1), partial(Sizes, math.sqrt(error.shape[1]), error))
+    return memory.rows(error.sum(dim=1), lambda: Sizes(math.sqrt(error.shape[1]), error))
 
 
 def _embedding(
@@ -265,7 +265,7 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Operation:
-    normal = partial(functional.layer_norm, normalized_shape=list(normalized_shape), eps=eps)
+    normal = partial(torch.layer_norm, normalized_shape=list(normalized_shape), eps=eps)
     return Operation(input, {"weight": weight, "bias": bias}, partial(_norm, normal=normal), len(normalized_shape))
 
 
@@ -301,17 +301,19 @@ def _channels_norm(x: Tensor, error: Tensor, examples: int, memory: Memory, norm
 
 def _scaled(x: Tensor, error: Tensor, normal: Normal, positions: tuple[int, ...], memory: Memory) -> Written:
     """Of a factor of what is normalised, from x and error (B, ...), with the axes of positions."""
-    uses = math.prod([x.shape[axis] for axis in positions])
-    step = max(1, memory.scratch * len(x) // (2 * max(1, x.nbytes)))
-    if step >= len(x):
+
+    def bound(products: Tensor) -> Sizes:
+        return Sizes(math.sqrt(math.prod([x.shape[axis] for axis in positions])), products)
+
+    if 2 * x.nbytes <= memory.scratch:
         products = normal(x).mul_(error)
-        return memory.rows(products.sum(dim=positions), partial(Sizes, math.sqrt(uses), products))
+        return memory.rows(products.sum(dim=positions), lambda: bound(products))
     parts, sizes = [], []
-    for chunk in slices(0, len(x), step):
+    for chunk in slices(0, len(x), max(1, memory.scratch * len(x) // (2 * x.nbytes))):
         products = normal(x[chunk]).mul_(error[chunk])
         parts.append(products.sum(dim=positions))
         if memory.bounds:
-            sizes.append(Sizes(math.sqrt(uses), products)())  # lets go of the products
+            sizes.append(bound(products)())  # lets go of the products
     return memory.rows(torch.cat(parts), lambda: Sizes.known(torch.cat(sizes)))
 
 
