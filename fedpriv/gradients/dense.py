@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.gradients.calls import plain_gradient, reached
-from fedpriv.gradients.factors import FEW, Factor, Rows, Sizes, Written, Zero, slices
+from fedpriv.gradients.factors import FEW, Factor, Outer, Rows, Sizes, Written, Zero, slices
 from fedpriv.gradients.numerics import lengths
 from fedpriv.gradients.operator import (
     DEFAULT_CHUNK_BYTES,
@@ -119,9 +119,10 @@ class FactoredGradients(GradientOperator):
         places = self._places(block)
         with full_precision(self.device):
             for names, factor in self._groups(block).items():
-                if len(names) == 1:
+                if len(places[names]) == 1:
                     ((own, _),) = places[names]
-                    factor.add_to(numbers[own].view(self.shapes[names[0]]), scale, weights)
+                    shape = self.shapes[names[0]] if len(names) == 1 else (-1,)
+                    factor.add_to(numbers[own].view(shape), scale, weights)
                     continue
                 added = factor.combine(weights)
                 for own, share in places[names]:
@@ -208,7 +209,7 @@ class FactoredGradients(GradientOperator):
         """What is held of each parameter."""
         found: dict[str, Factor | Written] = {}
         for names, factor in self._groups().items():
-            if len(names) > 1 and isinstance(factor, Rows):
+            if len(names) > 1 and isinstance(factor, Rows | Outer):
                 found |= zip(names, factor.apart([self.shapes[name] for name in names]), strict=True)
             else:
                 found[names[0]] = factor
@@ -250,7 +251,10 @@ class FactoredGradients(GradientOperator):
 
 
 def grouped(parts: Mapping[str, Factor | Written], examples: int, chunk_bytes: int) -> Groups:
-    """Return parameters with their factors; those of few numbers that are written out are one, laid end to end."""
+    """Return factors of parameters, of several that are laid end to end where that saves calls or work.
+
+    So are all of few numbers that are written out, and matrices that were applied to the same inputs.
+    """
     most = FEW * examples
     few = {name: part for name, part in parts.items() if isinstance(part, Written) and part.rows.numel() <= most}
     groups: dict[Block, Factor] = {}
@@ -260,9 +264,14 @@ def grouped(parts: Mapping[str, Factor | Written], examples: int, chunk_bytes: i
         groups[tuple(few)] = Rows(rows, chunk_bytes // 2, sizes)
     else:
         few = {}
+    stacks: dict[object, dict[str, Outer]] = {}
     for name, part in parts.items():
-        if name not in few:
+        if isinstance(part, Outer):
+            stacks.setdefault(part.place, {})[name] = part
+        elif name not in few:
             groups[name,] = part.factor(chunk_bytes // 2) if isinstance(part, Written) else part
+    for stack in stacks.values():
+        groups[tuple(stack)] = Outer.stacked(list(stack.values())) if len(stack) > 1 else next(iter(stack.values()))
     return groups
 
 

@@ -562,6 +562,24 @@ class Outer(Factor):
         if self._positions * (self._wide + self._tall) < 2 * self._wide * self._tall:
             self.rounding += of_products(self._positions**2 + self._wide + self._tall)
 
+    @property
+    def place(self) -> object:
+        """What is the same of two that were applied to the same inputs."""
+        return _place(self._inputs) if isinstance(self._inputs, Tensor) else id(self)
+
+    @classmethod
+    def stacked(cls, parts: "Sequence[Outer]") -> "Outer":
+        """Return those of several matrices that were applied to the same inputs as one, below one another, flat."""
+        inputs, errors = parts[0]._inputs, torch.cat([part._errors for part in parts], dim=2)
+        shape = torch.Size((errors.shape[2] * inputs.shape[2],))
+        return cls(inputs, errors, shape, parts[0]._scratch, Sizes(1.0, errors, inputs[0 : len(errors)]))
+
+    def apart(self, shapes: Sequence[torch.Size]) -> "list[Outer]":
+        """Return what was stacked of matrices of these shapes."""
+        inputs, parts = self._inputs[0 : self.examples], self._errors.split([shape[0] for shape in shapes], dim=2)
+        pairs = zip(parts, shapes, strict=True)
+        return [Outer(inputs, own, shape, self._scratch, Sizes(1.0, own, inputs)) for own, shape in pairs]
+
     def gram(self, precise: bool) -> Tensor:
         """Return the inner products: of products of all positions, or from gradients multiplied out piece by piece."""
         if rows_are_cheaper(self.examples, self._positions, self._wide, self._tall):
