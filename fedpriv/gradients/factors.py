@@ -314,6 +314,11 @@ class Factor(ABC):
         """Return the inner products of G groups of the same size with a tensor each, (G, *shape): (G, B / G)."""
         return torch.stack([part.dot(vector) for part, vector in zip(self._cut(len(vectors)), vectors, strict=True)])
 
+    def products(self, vectors: Tensor) -> Tensor:
+        """Return what :meth:`grams` does, not precise, and behind it as a last column what :meth:`dots` does."""
+        grams = self.grams(len(vectors), precise=False)
+        return torch.cat([grams, self.dots(vectors)[..., None].to(grams)], dim=2)
+
     @abstractmethod
     def combine(self, weights: Tensor) -> Tensor:
         """Return their sum with weights (B,), a new tensor of the parameter's shape."""
@@ -589,6 +594,13 @@ class Outer(Factor):
             )
         return self._of_pairs
 
+    def products(self, vectors: Tensor) -> Tensor:
+        """Return both; a vector is one more gradient where these are multiplied out."""
+        if self._is_quick and rows_are_cheaper(self.examples // len(vectors), self._positions, self._wide, self._tall):
+            parts = zip(self._cut(len(vectors)), vectors, strict=True)
+            return torch.stack([part._products_with(vector) for part, vector in parts])
+        return super().products(vectors)
+
     def squared_norms(self) -> Tensor:
         """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
@@ -673,10 +685,15 @@ class Outer(Factor):
         inputs, errors = self._inputs[chunk].reshape(-1, self._wide), self._errors[chunk].reshape(-1, self._tall)
         return in_double(inputs), in_double(errors)
 
-    def written(self, examples: slice, tall: slice, precise: bool) -> Tensor:
-        """Return some rows of some examples' gradients, (n, rows, in), a new tensor, in float64 if ``precise``."""
-        like = in_double(self._errors[:0]) if precise else self._errors
-        written = like.new_empty(examples.stop - examples.start, tall.stop - tall.start, self._wide)
+    def written(self, examples: slice, tall: slice, precise: bool, more: Sequence[Tensor] = ()) -> Tensor:
+        """Return some rows of some examples' gradients, (n, rows, in), a new tensor, in float64 if ``precise``.
+
+        More matrices (out, in) come behind them.
+        """
+        like, count = in_double(self._errors[:0]) if precise else self._errors, examples.stop - examples.start
+        written = like.new_empty(count + len(more), tall.stop - tall.start, self._wide)
+        for place, matrix in enumerate(more, count):
+            written[place] = matrix[tall]
         for chunk in slices(examples.start, examples.stop, self._step(2 * self._numbers, like.element_size())):
             inputs, errors = self._inputs[chunk], self._errors[chunk, :, tall]
             inputs, errors = (in_double(inputs), in_double(errors)) if precise else (inputs, errors)
@@ -688,6 +705,10 @@ class Outer(Factor):
         # Positions may nearly cancel. In float32 the sum of their products would then be noise, even 0, and an example
         # with such a length would be neither clipped nor scaled; the products are exact to float32's inputs in float64.
         return self._by_pairs(self._positions, self._numbers, self.side, products_of_positions)
+
+    def _products_with(self, vector: Tensor) -> Tensor:
+        pieces = self._pieces(False, vector.reshape(self._tall, self._wide))
+        return total(products(rows[None], self._scratch, True)[0, :-1] for rows in pieces)
 
     @property
     def _is_quick(self) -> bool:
@@ -708,10 +729,10 @@ class Outer(Factor):
         """How many rows of the matrix are multiplied out at once: half of the scratch memory is for the result."""
         return self._step(2 * self.examples * self._wide, size)
 
-    def _pieces(self, precise: bool) -> Iterator[Tensor]:
-        """The gradients multiplied out, some rows of the matrix at a time: (B, rows * in) each, new tensors."""
+    def _pieces(self, precise: bool, *more: Tensor) -> Iterator[Tensor]:
+        """The gradients, and more matrices, some rows of these at a time: (B, rows * in) each, new tensors."""
         for rows in slices(0, self._tall, self._piece(8 if precise else self._size)):
-            yield self.written(slice(0, self.examples), rows, precise).flatten(1)
+            yield self.written(slice(0, self.examples), rows, precise, more).flatten(1)
 
     def _add_precisely(self, total: Tensor, scale: float, weights: Tensor) -> None:
         """Add the weighted sum to a matrix (out, in), summed in float64 some rows of the matrix at a time."""

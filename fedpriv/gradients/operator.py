@@ -178,6 +178,10 @@ class GradientOperator(ABC):
         """Return what :meth:`dots` does, of vectors laid end to end, (G, K)."""
         return self.dots(self.vector(numbers, block), block)
 
+    def products(self, numbers: Tensor, block: Block | None = None) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`grams`, not precise, and :meth:`dots_laid` do: both together take less."""
+        return self.grams(len(numbers), block, precise=False), self.dots_laid(numbers, block)
+
     def add_laid(self, numbers: Tensor, scale: float, weights: Tensor, block: Block | None = None) -> None:
         """Do what :meth:`add_combination` does, to a vector laid end to end on the gradients' device, (K,)."""
         self.add_combination(self.vector(numbers, block), scale, weights, block)

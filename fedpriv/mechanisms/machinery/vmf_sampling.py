@@ -264,6 +264,7 @@ class Directions:
     gradients: GradientOperator  # of all groups, one after the other
     block: Block | None  # the coordinates
     scales: Tensor  # (G, b), by which the gradients are scaled to length 1; 0 for those that have no direction
+    known: Tensor | None = None  # inner products (G, b) of the gradients with the vectors that will be asked for
 
     def combine(self, coefficients: Tensor) -> Vector:
         """Return the sum of the directions of all groups with coefficients (G, b)."""
@@ -275,7 +276,8 @@ class Directions:
 
     def dots(self, numbers: Tensor) -> Tensor:
         """Return the inner products of each group's directions with its vector, (G, b), of vectors (G, K)."""
-        return self.gradients.dots_laid(numbers, self.block).cpu().double() * self.scales
+        dots = self.gradients.dots_laid(numbers, self.block) if self.known is None else self.known
+        return dots.cpu().double() * self.scales
 
     def group(self, index: int) -> "Directions":
         """Return those of one group."""
@@ -376,18 +378,22 @@ def _draw_groups(
     added: float = 0.0,
 ) -> Vector:
     """Draw the sum of the draws of groups of one size, and of ``added`` times a uniform direction."""
-    size, spanned = gradients.examples // groups, directions_of(gradients, groups, block)
+    size, dimension = gradients.examples // groups, gradients.dimension(block)
+    columns = size + (added > 0)
+    # Numbers inside the spans for as many dimensions as these have at most: vectors go into the inner products.
+    small = groups * size * columns
+    numbers = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
+    vectors = numbers[small:].view(groups, dimension)
+    spanned = directions_of(gradients, groups, block, vectors)
     if spanned is None:
+        del numbers, vectors  # each part draws its own
         step = size if groups > 1 else 1
         each = (gradients.part(start, start + step) for start in range(0, gradients.examples, step))
         lengths = chain([added], repeat(0.0))
         drawn = zip(each, lengths)  # noqa: B905 (the lengths have no end)
         return _added(_draw_groups(part, 1, kappa, scale, block, noise, rng, length) for part, length in drawn)
     directions, basis = spanned
-    columns = size + (added > 0)
-    dimension, small = gradients.dimension(block), groups * basis.rank * columns
-    numbers = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
-    normal = numbers[:small].cpu().double().view(groups, basis.rank, columns)
+    normal = numbers[: groups * basis.rank * columns].cpu().double().view(groups, basis.rank, columns)
     draws = draw_small(kappa, dimension, basis.rank, (groups, columns), rng)
     uniform = torch.zeros(groups, columns - size, dtype=torch.float64)
     uniform[:1] = added
@@ -395,7 +401,7 @@ def _draw_groups(
     coefficients = parts.along + times(basis.combination, parts.inside)
     if dimension == basis.rank:
         return directions.combine(scale * coefficients)
-    outside = made_outside(directions, basis, numbers[small:].view(groups, dimension))
+    outside = made_outside(directions, basis, vectors)
     stretch = parts.outside / outside.lengths
     numbers, factor = _combined(outside.numbers, stretch)
     directions.add_combination(numbers, scale * factor, scale * (coefficients + stretch[:, None] * outside.correction))
@@ -407,8 +413,12 @@ def _combined(numbers: Tensor, weights: Tensor) -> tuple[Tensor, float]:
     return (numbers[0], float(weights[0])) if len(numbers) == 1 else (weights.to(numbers) @ numbers, 1.0)
 
 
-def directions_of(gradients: GradientOperator, groups: int, block: Block | None) -> tuple[Directions, Basis] | None:
+def directions_of(
+    gradients: GradientOperator, groups: int, block: Block | None, vectors: Tensor | None = None
+) -> tuple[Directions, Basis] | None:
     """Scale the gradients to length 1 and find bases of their spans; ``None`` if that takes smaller groups.
+
+    Inner products with vectors (G, K) are kept with the directions where they take less together.
 
     Inner products in the gradients' own type do when the directions are clearly independent. If not, or if a gradient
     is too small or too large to be squared, they are computed in float64; at once where most gradients are written out.
@@ -416,14 +426,18 @@ def directions_of(gradients: GradientOperator, groups: int, block: Block | None)
     dimension, limits = gradients.dimension(block), torch.finfo(gradients.dtype)
     tried = gradients.examples * dimension > AT_ONCE and gradients.examples // groups <= dimension
     if tried and gradients.pair_products(block, precise=False) < dimension:
-        grams = gradients.grams(groups, block, precise=False).cpu()
+        if vectors is None:
+            grams, dots = gradients.grams(groups, block, precise=False).cpu(), None
+        else:
+            grams, dots = gradients.products(vectors, block)
+            grams = grams.cpu()
         squared = grams.diagonal(dim1=1, dim2=2)
         # Of a square each of the coordinates may lose the smallest normal number.
         if squared.numel() and within(squared, dimension * lost(gradients.dtype), limits.max):
             scales = _scales(gradients, squared.sqrt(), block, margin=2)
             basis = triangular_basis(_similarity(grams, scales), CLEARLY_INDEPENDENT) if bool(scales.all()) else None
             if basis is not None:
-                return Directions(gradients, block, scales), basis
+                return Directions(gradients, block, scales, dots), basis
 
     grams = gradients.grams(groups, block).cpu()
     # Rounding may leave less than 0 where a gradient cancels.
@@ -577,11 +591,11 @@ def _draw_together(
     models, block = gradients.models, directions.block
     groups, size = directions.scales.shape
     each, dimension, rank = groups // models, gradients.dimension(block), basis.rank
-    small = each * rank * size
+    small = each * size * size
     drawn = torch.empty(models, small + each * dimension, dtype=gradients.dtype, device=gradients.device)
     for row, noise in zip(drawn, noises, strict=True):
         fill_normal(row, noise)
-    normal = drawn[:, :small].cpu().double().view(groups, rank, size)
+    normal = drawn[:, : each * rank * size].cpu().double().view(groups, rank, size)
     draws = draw_small_each(kappa, dimension, rank, (each, size), rngs)
     parts = made_parts(basis, directions.scales > 0, normal, draws)
     outside = made_outside(directions, basis, drawn[:, small:].unflatten(1, (each, dimension)).flatten(0, 1))
