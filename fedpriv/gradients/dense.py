@@ -329,7 +329,7 @@ class DenseGradients(FactoredGradients):
 def zeros_like(gradients: GradientOperator, examples: int) -> FactoredGradients:
     """Return the gradients of so many examples that tell nothing, of the same parameters."""
     zero = torch.zeros(1, dtype=gradients.dtype, device=gradients.device)
-    factors = {(name,): Zero(zero.expand(shape), examples) for name, shape in gradients.shapes.items()}
+    factors: Groups = {(name,): Zero(zero.expand(shape), examples) for name, shape in gradients.shapes.items()}
     routes = {"": "zero: nothing was computed"}
     return FactoredGradients(
         factors, examples, gradients.shapes, zero.dtype, zero.device, routes, gradients.chunk_bytes
@@ -346,7 +346,7 @@ def zero_gradients(model: nn.Module, examples: int, chunk_bytes: int = DEFAULT_C
     """
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     first = next(iter(trained.values()))
-    factors = {(name,): Zero(value, examples) for name, value in trained.items()}
+    factors: Groups = {(name,): Zero(value, examples) for name, value in trained.items()}
     shapes = {name: value.shape for name, value in trained.items()}
     routes = {"": "zero: nothing was computed"}
     return FactoredGradients(factors, examples, shapes, first.dtype, first.device, routes, chunk_bytes)

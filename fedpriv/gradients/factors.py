@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import NamedTuple, Protocol
 
 import torch
@@ -597,8 +597,9 @@ class Outer(Factor):
     def products(self, vectors: Tensor) -> Tensor:
         """Return both; a vector is one more gradient where these are multiplied out."""
         if self._is_quick and rows_are_cheaper(self.examples // len(vectors), self._positions, self._wide, self._tall):
-            parts = zip(self._cut(len(vectors)), vectors, strict=True)
-            return torch.stack([part._products_with(vector) for part, vector in parts])
+            ends = range(0, self.examples + 1, self.examples // len(vectors))
+            parts = [self.part(*pair) for pair in pairwise(ends)] if len(vectors) > 1 else [self]
+            return torch.stack([own._products_with(vector) for own, vector in zip(parts, vectors, strict=True)])
         return super().products(vectors)
 
     def squared_norms(self) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from fedpriv.core.errors import InputError
 from fedpriv.gradients.dense import FactoredGradients, Loss, dense_gradients
@@ -141,7 +141,7 @@ def _trained_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> d
     for prefix, layer in modules.items():
         held: Mapping[str, Any] = layer._parameters
         for name, value in held.items():
-            if isinstance(value, UninitializedTensorMixin):
+            if is_lazy(value):
                 where = layer_of(f"{prefix}.{name}" if prefix else name, model)
                 raise InputError(f"layer {where} has no shape yet: run the model once")
             if value is not None and value.requires_grad:
