@@ -104,6 +104,17 @@ class Residual(nn.Module):
         return self.head(self.second(inner) + x)
 
 
+class Gated(nn.Module):
+    """Two layers that read the same input."""
+
+    def __init__(self, wide: int, tall: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(wide, tall), nn.Linear(wide, tall, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.first(x)) * self.second(x)
+
+
 class Temperature(nn.Module):
     """A parameter without dimensions."""
 
@@ -253,7 +264,7 @@ CASES: dict[str, Case] = {
     "linear": (lambda: nn.Linear(6, CLASSES), vectors(6), {"": "ghost: Linear"}),
     "mlp": (lambda: nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, CLASSES, bias=False)), vectors(6), GHOST),
     "sequence": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), Head(32)), vectors(8, 3), GHOST),
-    "short-sequence": (lambda: nn.Sequential(nn.Linear(9, 8), nn.Tanh(), Head(16)), vectors(2, 9), GHOST),
+    "short-sequence": (lambda: nn.Sequential(Gated(9, 8), Head(16)), vectors(2, 9), GHOST),
     "grid": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), Head(24)), vectors(2, 3, 3), GHOST),
     "conv": (conv(3, 48), images(), GHOST),
     "conv-no-bias": (conv(3, 48, bias=False), images(), GHOST),

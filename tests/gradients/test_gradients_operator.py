@@ -104,15 +104,16 @@ def assert_groups(operator: GradientOperator, columns: Tensor, block: Block | No
     examples, generator = operator.examples, torch.Generator().manual_seed(4)
     for groups in (number for number in range(1, examples + 1) if examples % number == 0):
         some = columns.view(groups, examples // groups, -1)
-        for precise in (True, False):
-            grams = operator.grams(groups, block, precise=precise)
+        numbers = torch.randn(groups, columns.shape[1], generator=generator, dtype=torch.float64)
+        laid = numbers.to(operator.dtype)
+        vectors, (quick, dots) = operator.vector(laid, block), operator.products(laid, block)
+        for grams in (operator.grams(groups, block), quick):
             assert grams.dtype == torch.float64
             assert (grams - some @ some.mT).abs().max() <= room * some.norm(dim=2).max()
-        numbers = torch.randn(groups, columns.shape[1], generator=generator, dtype=torch.float64)
-        vectors = operator.vector(numbers.to(operator.dtype), block)
         assert all(value.shape == (groups, *operator.shapes[name]) for name, value in vectors.items())
         expected = (some @ numbers[..., None])[..., 0]
-        assert (operator.dots(vectors, block).double() - expected).abs().max() <= room * numbers.norm(dim=1).max()
+        for made in (operator.dots(vectors, block), dots):
+            assert (made.double() - expected).abs().max() <= room * numbers.norm(dim=1).max()
 
 
 @in_one_test(("operator", "dtype"), [("dense", torch.float32), ("chosen", torch.float64)])
