@@ -377,7 +377,7 @@ def _target_image(
     if patches is not None and patches.error < SAME:
         return patches.image, 0.0, True
     enough = sum(value.numel() for value in alone.gradient.values()) >= 2 * scene.pixels
-    if patches is not None:  # deep networks: the bound of the rounding errors is loose
+    if patches is not None and alone.labels is not None:  # deep networks: the bound of the rounding errors is loose
         labels = alone.labels[None]
         misfit = float(compared(scene, [alone], relative_distance, patches.image[None, None], labels))
         if misfit < MATCHED:
