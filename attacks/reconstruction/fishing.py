@@ -377,8 +377,8 @@ def _target_image(
     if patches is not None and patches.error < SAME:
         return patches.image, 0.0, True
     enough = sum(value.numel() for value in alone.gradient.values()) >= 2 * scene.pixels
-    if patches is not None and alone.labels is not None:  # deep networks: the bound of the rounding errors is loose
-        labels = alone.labels[None]
+    if patches is not None:  # deep networks: the bound of the rounding errors is loose
+        labels = torch.full((1, 1), catch.target)
         misfit = float(compared(scene, [alone], relative_distance, patches.image[None, None], labels))
         if misfit < MATCHED:
             return patches.image, misfit, enough
