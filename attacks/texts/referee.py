@@ -61,7 +61,7 @@ def pairs(true: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> dict[
 
 
 _NO_LPIPS = "it is for pictures, these are sentences"
-# fields that sentences have not
+# fields that sentences do not have
 _NO_PICTURE: Mapping[str, Any] = dict.fromkeys(("mse", "mse_normalised", "psnr", "ssim", "lpips"))
 
 
