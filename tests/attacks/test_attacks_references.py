@@ -107,7 +107,7 @@ def test_a_reference_on_the_targets_data_is_the_target(
     monkeypatch.setattr(
         "fedpriv.clients.answering.answer_secret", lambda _, client, number, __: _Shared(client, number)
     )
-    settings = experiment(**FEDERATIONS[federation], mechanism=MECHANISMS[mechanism])
+    settings = experiment(**FEDERATIONS[federation], mechanism=MECHANISMS[mechanism], engine={"precision": "float64"})
 
     def noise(plan: Plan, index: int) -> NoiseStream:
         return _Shared(plan.client, index if plan.seed == settings.seed else -1 - index).stream("noise")
@@ -122,7 +122,7 @@ def test_a_reference_on_the_targets_data_is_the_target(
     with cpu_threads(settings.engine.threads):
         found = train_references(world, pool_of(world), references, schedule, [3])[3]
     for name, value in target.items():
-        torch.testing.assert_close(found[name][2], value, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found[name][2], value, rtol=1e-7, atol=1e-7)
         assert not torch.allclose(found[name][0], value, atol=1e-3)
 
 
