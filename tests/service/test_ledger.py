@@ -251,7 +251,8 @@ def test_killed_processes_never_get_a_number_twice(tmp_path: Path) -> None:
     assert len(set(given)) == len(given) > 4
     book = QueryLedger(path, Opening("ab" * 32, 5000), {})
     assert book.used > max(given)
-    numbers = [json.loads(line).get("number") for line in path.read_text().splitlines()[1:]]
+    whole = [line for line in path.read_text().splitlines()[1:] if line.endswith("}")]  # a kill may cut one off
+    numbers = [json.loads(line).get("number") for line in whole]
     assert [number for number in numbers if number is not None] == list(range(book.used))
 
 
