@@ -179,7 +179,7 @@ class GradientOperator(ABC):
         return self.dots(self.vector(numbers, block), block)
 
     def products(self, numbers: Tensor, block: Block | None = None) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`grams`, not precise, and :meth:`dots_laid` do: both together take less."""
+        """Return what :meth:`grams`, not precise, and :meth:`dots_laid` do; both together cost less."""
         return self.grams(len(numbers), block, precise=False), self.dots_laid(numbers, block)
 
     def add_laid(self, numbers: Tensor, scale: float, weights: Tensor, block: Block | None = None) -> None:

@@ -418,7 +418,7 @@ def directions_of(
 ) -> tuple[Directions, Basis] | None:
     """Scale the gradients to length 1 and find bases of their spans; ``None`` if that takes smaller groups.
 
-    Inner products with vectors (G, K) are kept with the directions where they take less together.
+    Inner products with vectors (G, K) are computed along with those of the gradients where that costs less, and kept.
 
     Inner products in the gradients' own type do when the directions are clearly independent. If not, or if a gradient
     is too small or too large to be squared, they are computed in float64; at once where most gradients are written out.
