@@ -28,7 +28,7 @@ from fedpriv.robustness.build import build_smoothing, with_noise
 from fedpriv.robustness.noise import drawing, noise_layers
 from fedpriv.robustness.norms import FirstLayer, layer_norms
 from fedpriv.robustness.settings import RobustnessConfig
-from fedpriv.robustness.votes import SmoothedNetwork
+from fedpriv.robustness.smoothed import SmoothedNetwork
 from studies.arguments import listed, whole
 
 _SHAPE, _CLASSES, _REPEATS = (1, 28, 28), 10, 5

@@ -1,4 +1,11 @@
-"""The rounds of a federation: ask clients, record observations, aggregate, evaluate."""
+"""The rounds of a federation: ask clients, record observations, aggregate, evaluate.
+
+In each attacked round of an active attack the clients whose uploads are attacked get a network in which it has replaced
+parameters (``ActiveSettings.craft``); all others get the model. The server reads the answers to the made network and
+throws them away: they are gradients of another function, which would ruin the model that it pretends to train. So a
+round whose clients were all deceived leaves the model as it is. What is sent depends on the settings and the model
+only, so that a resumed run sends the same again.
+"""
 
 import math
 import statistics
@@ -6,25 +13,31 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from fedpriv.attacks.access import Access
+from fedpriv.attacks.reconstruction.active import refuse_local_training
+from fedpriv.attacks.settings import ActiveSettings
+from fedpriv.attacks.threat import threat_model
 from fedpriv.core.asked_log import questions, replay
 from fedpriv.core.budget import Budget
-from fedpriv.core.config import FederationConfig
-from fedpriv.core.errors import RunFailedError
+from fedpriv.core.config import Experiment, FederationConfig
+from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.plan import participants
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Asked, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.transport import transport_of
 from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
 from fedpriv.server.aggregation import CentralNoise, ServerOptimizer
-from fedpriv.server.crafting import check_crafting, crafted_clients, crafted_state
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round
 from fedpriv.server.exchange import Clients, Federation, Replies, ask_for_uploads, require_usable
-from fedpriv.server.tap import record_heard
+from fedpriv.server.tap import public_settings, record_heard
 from fedpriv.server.uploads import Upload, norm
 
 _CHECKPOINT_SECONDS = 1.0
@@ -234,3 +247,51 @@ def _largest(uploads: Sequence[Upload]) -> str:
         compared = f"{largest / median:.2g} times the median of the round" if median else "all others being zero"
         return f"the upload of client {client} has the norm {largest:.2g}, {compared}"
     return f"no upload stands out (the largest norm is {largest:.2g}, of client {client}); try a smaller learning rate"
+
+
+def check_crafting(world: World) -> None:
+    """Refuse settings under which an active attack could not be made."""
+    if not world.experiment.adversary.crafts:
+        return
+    for client in np.unique(world.alike, return_index=True)[1].tolist():
+        settings = public_settings(world.experiment, world.dataset, world.plans[client])
+        refuse_local_training(settings, _active(world).name)
+    crafted_state(world, world.initial)
+
+
+def crafted_clients(experiment: Experiment, round_number: int, asked: Sequence[int]) -> tuple[int, ...]:
+    """Return the clients of a round that are sent made parameters: the victims, or all whose sum is read."""
+    adversary = experiment.adversary
+    if not adversary.crafts or round_number not in adversary.rounds:
+        return ()
+    if Access.UPLOADS in threat_model(adversary).grants:
+        return tuple(asked[: adversary.victims])
+    return tuple(asked)
+
+
+def crafted_state(world: World, before: State) -> State:
+    """Return what the deceived clients are sent in place of the global state."""
+    adversary = world.experiment.adversary
+    before.load_into(world.model)
+    images = world.network_input(_public_images(world))
+    try:
+        made = _active(world).craft(world.model, images, threat_model(adversary))
+    except InputError as error:
+        raise world.experiment.model.refusal(str(error)) from None
+    return State({name: made[name].cpu() for name in before.parameters}, before.buffers)
+
+
+def _active(world: World) -> ActiveSettings:
+    """The run's active attack, of which there is one."""
+    adversary = world.experiment.adversary
+    settings: ActiveSettings = adversary.settings(adversary.active_attack or "")
+    return settings
+
+
+def _public_images(world: World) -> Tensor:
+    """Test images, which are public in this laboratory and no client's."""
+    images = world.dataset.x_test
+    attack = _active(world)
+    wanted = min(attack.public_examples, len(images))
+    chosen = numpy_stream(world.experiment.seed, attack.name).choice(len(images), size=wanted, replace=False)
+    return images[torch.from_numpy(np.sort(chosen))]

@@ -1,14 +1,16 @@
-"""Ask Flower's command line for JSON; exit codes are never trusted, answers are."""
+"""Ask Flower's command line for JSON, and the SuperLink for its health; exit codes are never trusted, answers are."""
 
 import json
 import os
 import re
+import ssl
 import subprocess
 import sysconfig
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -18,7 +20,9 @@ import tomli_w
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.files import write_whole
 from fedpriv.core.seeds import MEMORY, SEEDS
+from fedpriv.deploy.certificates import end_of
 from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
+from fedpriv.deploy.processes import is_alive
 
 _CONNECTION = "fedpriv"
 _PATIENCE_SECONDS = 60.0
@@ -170,3 +174,40 @@ def _json(text: str) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         return None
     return answer if isinstance(answer, dict) else None
+
+
+_SECONDS = 5.0
+
+
+def answers(folder: DeploymentFolder, record: DeploymentRecord) -> bool:
+    """Ask the SuperLink for its health; over TLS, its certificate is checked against the deployment's own authority."""
+    import httpx  # here, because other commands need not wait for it
+
+    scheme = "http" if record.insecure else "https"
+    try:
+        trust = False if record.insecure else ssl.create_default_context(cafile=str(folder.tls / "ca.pem"))
+        # Not through a proxy: it is here, or on a machine that was named.
+        reply = httpx.get(f"{scheme}://{record.server}/health", verify=trust, trust_env=False, timeout=_SECONDS)
+    except (OSError, httpx.HTTPError):
+        return False
+    return reply.status_code == 200
+
+
+def is_serving(folder: DeploymentFolder, record: DeploymentRecord) -> bool:
+    """Whether there is a SuperLink to ask: by its process, or where that is in a container, by its answer."""
+    return answers(folder, record) if record.is_contained else is_alive(record.process("superlink"))
+
+
+def check_certificates(folder: DeploymentFolder, record: DeploymentRecord) -> None:
+    """Say why nothing over TLS will work, before Flower says that the SuperLink is unavailable."""
+    if record.insecure:
+        return
+    path = folder.tls / "ca.pem"
+    again = "docker compose up --detach" if record.is_contained else "fedpriv deploy up"
+    anew = f"they are made anew by: fedpriv deploy down, then {again}"
+    try:
+        end = end_of(path)
+    except (OSError, ValueError):
+        raise RunFailedError(f"the certificates are gone: {path} is missing or damaged; {anew}") from None
+    if end < datetime.now(UTC):
+        raise RunFailedError(f"the certificates in {folder.tls} were valid until {end:%Y-%m-%d}; {anew}")

@@ -14,8 +14,7 @@ from fedpriv.core.plan import plan_client
 from fedpriv.core.records import read_file
 from fedpriv.core.wire import unpack
 from fedpriv.data.datasets import load_dataset
-from fedpriv.deploy.conversation import ConnectionKind
-from fedpriv.deploy.messages import Exchange
+from fedpriv.deploy.messages import ConnectionKind, Exchange
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.redistribution import Redistribution
 from fedpriv.server.tap import public_settings

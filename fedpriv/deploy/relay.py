@@ -16,8 +16,7 @@ from pathlib import Path
 from fedpriv.attacks.observation import write_observation
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole, writing, writing_to
-from fedpriv.deploy.conversation import ConnectionKind, Conversation, Spoken
-from fedpriv.deploy.messages import Exchange, Messages
+from fedpriv.deploy.messages import ConnectionKind, Conversation, Exchange, Messages, Spoken
 from fedpriv.deploy.notes import (
     EXPERIMENT,
     LISTENED,

@@ -24,8 +24,8 @@ from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.core.seeds import forget_seed, keep_seed, without_seed
 from fedpriv.core.world import World
 from fedpriv.deploy import flower
+from fedpriv.deploy.flower import check_certificates, is_serving
 from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
-from fedpriv.deploy.health import check_certificates, is_serving
 
 ROUND_SECONDS = 600.0
 """How long a round waits for uploads where the experiment does not say: a machine that vanishes never answers."""

@@ -24,8 +24,8 @@ from fedpriv.deploy.commands import (
     supernode,
 )
 from fedpriv.deploy.containers import DOWN, UP, take_down_containers
+from fedpriv.deploy.flower import answers, check_certificates, is_serving
 from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, DeploymentRecord, is_free
-from fedpriv.deploy.health import answers, check_certificates, is_serving
 from fedpriv.deploy.launcher import SOCKET, stand_in
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 

@@ -58,7 +58,7 @@ def run_engine(
 
         run_ray(server_app, client_app, clients, config, timeout)
     elif name == "stacked":
-        from fedpriv.engines.stacked import StackedGrid
+        from fedpriv.engines.inline import StackedGrid
 
         run_server(server_app, StackedGrid(client_app, clients))
     else:

@@ -1,4 +1,4 @@
-"""The inline engine: a Flower Grid whose clients are called in this process, one after another."""
+"""The inline engine: a Flower Grid whose clients are called in this process, one after another, or as a stack."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from typing_extensions import override
 
+from fedpriv.clients.cohort import CohortApp
 from fedpriv.engines.identity import assume_server_identity, is_identified
 
 RUN_ID = 1
@@ -157,3 +158,19 @@ def _unpacked(kept: tuple[_Record, ...]) -> RecordDict:
         # Flower checks each entry that is set; these were when they were new, and each round adds one.
         vars(state[name])["_data"].update(zip(keys, values, strict=True))
     return state
+
+
+_TRAINS = ("train", "train.masked")
+
+
+@dataclass
+class StackedGrid(InlineGrid):
+    """Answers as the inline grid does; an app that trains no clients together works as it does there."""
+
+    @override
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        asked = list(messages)
+        if isinstance(self.client_app, CohortApp):
+            training = [message for message in asked if message.metadata.message_type in _TRAINS]
+            self.client_app.cohort.expect({message.metadata.dst_node_id - 1: message for message in training})
+        return super().push_messages(asked)

@@ -18,8 +18,7 @@ from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import Guarantee
 from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
-from fedpriv.prompts.texts import Example
-from fedpriv.prompts.wording import CONTENT_FREE, Wording, check_enough, drawn
+from fedpriv.prompts.texts import CONTENT_FREE, Example, Wording, check_enough, drawn
 
 _CHANGED = "all examples of one client are replaced by any others"
 

@@ -17,8 +17,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.prompts.classify import VoteNoise
 from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
-from fedpriv.prompts.texts import Example, PromptTexts
-from fedpriv.prompts.wording import Wording, check_enough, drawn
+from fedpriv.prompts.texts import Example, PromptTexts, Wording, check_enough, drawn
 
 _ENDS = ("\n", "")  # an example is one line
 

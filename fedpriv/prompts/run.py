@@ -27,8 +27,7 @@ from fedpriv.prompts.leaks import candidates, membership_leak, repeating
 from fedpriv.prompts.records import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.prompts.server import noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
-from fedpriv.prompts.texts import Example, PromptTexts, load_texts
-from fedpriv.prompts.wording import Wording
+from fedpriv.prompts.texts import Example, PromptTexts, Wording, load_texts
 
 _PARTICIPATION = "A participation is a question or a token, for which prompts are drawn afresh by a secret."
 _SEEN = "The claim is against anyone who sees what is released; the model, and anyone who runs it, reads the examples."

@@ -33,8 +33,7 @@ from fedpriv.robustness.records import (
     write_evasion,
 )
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
-from fedpriv.robustness.smoothed import pixel_images, read_smoothed, smoothed_model
-from fedpriv.robustness.votes import SmoothedNetwork
+from fedpriv.robustness.smoothed import SmoothedNetwork, pixel_images, read_smoothed, smoothed_model
 
 
 @dataclass(frozen=True, eq=False)

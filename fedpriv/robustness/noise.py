@@ -1,7 +1,7 @@
 """Noise in the forward pass: the layer that draws it, and how much of it there is while its weights are trained.
 
 With noise N(0, Sigma) at one place of a network, z = h(x) + N(0, Sigma), whatever follows is a randomised classifier.
-:mod:`fedpriv.robustness.certificates` proves that small perturbations do not change its vote (Lecuyer et al. 2019;
+:mod:`fedpriv.robustness.certify` proves that small perturbations do not change its vote (Lecuyer et al. 2019;
 Cohen et al. 2019; Phan et al. 2019, Algorithm 1). h is affine in the image, and nothing of the image goes past z.
 """
 

@@ -17,7 +17,7 @@ from fedpriv.core.randomness import torch_stream
 from fedpriv.robustness.build import even_smoothing
 from fedpriv.robustness.evade import SmoothedTarget
 from fedpriv.robustness.noise import RobustnessNoise
-from fedpriv.robustness.votes import SmoothedNetwork
+from fedpriv.robustness.smoothed import SmoothedNetwork
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import first_layer, seeded
 

@@ -25,7 +25,6 @@ from pyarrow import parquet
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.data import datasets as datasets_module
-from fedpriv.data import kept
 from fedpriv.data import pictures as decoding
 from fedpriv.data.datasets import Dataset, load_dataset
 
@@ -664,7 +663,7 @@ def test_objects_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
 def test_pictures_are_kept_and_never_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """The second start reads no picture, and a changed, added or damaged file has it read again."""
     monkeypatch.setenv("FEDPRIV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(kept, "TICK", -1)
+    monkeypatch.setattr(datasets_module, "TICK", -1)
     path = tmp_path / "data"
     if form == "folder":
         changed = folder(path / "ann") / "cat" / "0.png"

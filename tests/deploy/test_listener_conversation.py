@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from fedpriv.deploy.certificates import Authority
-from fedpriv.deploy.conversation import ConnectionKind, Conversation, Spoken
+from fedpriv.deploy.messages import ConnectionKind, Conversation, Spoken
 
 BODIES = (b"", b"\x00\x16\x03 binary \r\n\r\n", bytes(range(256)) * 300)
 

@@ -17,8 +17,7 @@ from fedpriv.attacks.observation import read_observation
 from fedpriv.core.config import Experiment
 from fedpriv.core.seeds import without_seed
 from fedpriv.core.wire import pack
-from fedpriv.deploy.conversation import Spoken
-from fedpriv.deploy.messages import Exchange, Messages
+from fedpriv.deploy.messages import Exchange, Messages, Spoken
 from fedpriv.deploy.notes import Listened, read_listened
 from fedpriv.deploy.relay import Follower
 

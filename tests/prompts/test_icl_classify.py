@@ -12,8 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.prompts.classify import SENSITIVITY, answers, noise_of, together
 from fedpriv.prompts.settings import IclConfig
-from fedpriv.prompts.texts import Example
-from fedpriv.prompts.wording import Wording, drawn
+from fedpriv.prompts.texts import Example, Wording, drawn
 from tests.prompts.worlds import classifier, fruits
 
 # Wu et al. 2024's setting: ten prompts of four examples, 500 questions, delta 1e-4; as the specification prints it.

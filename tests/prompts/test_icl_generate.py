@@ -11,7 +11,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.prompts.generate import Writer, _decided, noise_of_label
 from fedpriv.prompts.language import Floats, LanguageModel
 from fedpriv.prompts.settings import IclConfig
-from fedpriv.prompts.wording import Wording
+from fedpriv.prompts.texts import Wording
 from tests.prompts.worlds import fruits
 
 TOKENS = (" red", " green", "\n")

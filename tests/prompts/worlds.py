@@ -4,8 +4,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.prompts.classify import Classifier
 from fedpriv.prompts.language import Counting, LanguageModel
 from fedpriv.prompts.settings import IclConfig
-from fedpriv.prompts.texts import Example, PromptTexts
-from fedpriv.prompts.wording import Wording
+from fedpriv.prompts.texts import Example, PromptTexts, Wording
 
 __all__ = ["classifier", "fruits"]
 

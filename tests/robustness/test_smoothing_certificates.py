@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedpriv.attacks.intervals import binomial_lower, binomial_upper
-from fedpriv.robustness.certificates import (
+from fedpriv.robustness.certify import (
     Bounds,
     analytic_margin,
     classic_margin,

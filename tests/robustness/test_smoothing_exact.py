@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from fedpriv.core.randomness import torch_stream
 from fedpriv.robustness.build import even_smoothing, shares_spread
-from fedpriv.robustness.certificates import Bounds, main_margin, vote_bounds
-from fedpriv.robustness.certify import certificate
+from fedpriv.robustness.certify import Bounds, certificate, main_margin, vote_bounds
 from fedpriv.robustness.noise import RobustnessNoise, Smoothing
 from fedpriv.robustness.norms import FirstLayer, layer_norms
 from fedpriv.robustness.settings import CertifyConfig
-from fedpriv.robustness.votes import SmoothedNetwork
+from fedpriv.robustness.smoothed import SmoothedNetwork
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import first_layer, jacobian, normalised, seeded
 

@@ -36,7 +36,7 @@ class _Usual(Rounds):
 
     @override
     def warnings(self, world: "World") -> tuple[str, ...]:
-        from fedpriv.algorithms.rounds.warnings import upload_warnings
+        from fedpriv.algorithms.rounds.ledger import upload_warnings
 
         return upload_warnings(world)
 
