@@ -130,11 +130,11 @@ QUIET: dict[str, str] = {
         _PROCESSES,
     ),
     **dict.fromkeys(
-        (f"network: fedpriv/deploy/{word}.py" for word in ("containers", "folder", "gateway", "health", "launcher")),
+        (f"network: fedpriv/deploy/{word}.py" for word in ("containers", "flower", "folder", "gateway", "launcher")),
         _PROCESSES,
     ),
     **dict.fromkeys(
-        (f"network: fedpriv/engines/{word}.py" for word in ("__init__", "identity", "inline", "ray", "stacked")),
+        (f"network: fedpriv/engines/{word}.py" for word in ("__init__", "identity", "inline", "ray")),
         _FLOWER,
     ),
     **dict.fromkeys(
