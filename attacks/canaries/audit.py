@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.attacks.canaries.records import CanaryAudit
+from fedpriv.attacks.canaries.report import CanaryAudit
 from fedpriv.attacks.epsilon import Bools, Floats, canary_epsilon, independent_canary_epsilon, is_gaussian
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment

@@ -10,7 +10,7 @@ from fedpriv.attacks.commands import Audit
 from fedpriv.core.registry import OPTIONS
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.canaries.records import CanaryAudit
+    from fedpriv.attacks.canaries.report import CanaryAudit
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
 

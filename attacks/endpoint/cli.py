@@ -15,7 +15,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.registry import OPTIONS, PROBES
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.records import Probe
+    from fedpriv.attacks.endpoint.report import Probe
     from fedpriv.attacks.probing import ModelAttack
     from fedpriv.core.records import Guarantee
     from fedpriv.core.runs import RunFolder
@@ -57,7 +57,7 @@ class AnswerProbing(Probing["Probe"]):
     @override
     def ready(self, run: "RunFolder", names: tuple[str, ...], adversary: str | None) -> "ReadyProbe[Probe]":
         from fedpriv.attacks.endpoint.probe import probe_run
-        from fedpriv.attacks.endpoint.records import Probe
+        from fedpriv.attacks.endpoint.report import Probe
 
         made = _with_settings(names or tuple(PROBES), self.set_ or ())
         return ReadyProbe(

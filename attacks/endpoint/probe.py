@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.endpoint.records import Probe, write_probe
+from fedpriv.attacks.endpoint.report import Probe, write_probe
 from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.attacks.questions import OpenEndpoint, endpoints
 from fedpriv.attacks.scene import Counted, Network, ProbeReferee, ProbeScene, Public, Rehearsal

@@ -1,23 +1,61 @@
-"""What attacks on the finished model and its answers found, in reports."""
+"""probe.json: what attacks on the finished model and its answers found, and how reports show it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.endpoint.records import Probe
 from fedpriv.attacks.probing import Inverted, ProbeResult
 from fedpriv.attacks.threat import probers
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Finding, Picture, RunView, Section, read_picture
 from fedpriv.core.numbers import percent
 from fedpriv.core.records import GrowingRecord
+from fedpriv.core.records.reading import FileRecord
 from fedpriv.core.registry import FINDINGS, PROBES
 from fedpriv.core.runs import RunFolder
 
 if TYPE_CHECKING:
     from fedpriv.core.report.drawing import Plot
+
+
+class Probe(FileRecord):
+    """probe.json."""
+
+    path: ClassVar[str] = "probe.json"
+
+    adversary: str  # who attacks, a row of the threat models
+    answers: str  # the policy of the endpoint, in its short form
+    heuristic: bool  # whether nothing is proven about the answers as such
+    results: tuple[ProbeResult, ...]  # in the order in which they were made
+    refusals: tuple[str, ...] = ()  # attacks that the threat model or the policy withholds, and why
+    seconds: float  # wall time
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is proven about any of the figures."""
+        return any(figure.ceiling is not None for result in self.results for figure in result.figures)
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """All figures, each with its attack."""
+        return tuple(
+            replace(figure, what=f"{result.attack}: {figure.what}")
+            for result in self.results
+            for figure in result.figures
+        )
+
+
+def write_probe(folder: RunFolder, probe: Probe, pictures: Mapping[str, bytes]) -> None:
+    """Write probe.json and probe/*.png, in place of what an earlier probe found."""
+    (folder.path / "probe").mkdir(exist_ok=True)
+    for old in sorted((folder.path / "probe").glob("*.png")):
+        if old.name not in pictures:
+            old.unlink()
+    for name, content in pictures.items():
+        folder.write_bytes(f"probe/{name}", content)
+    folder.write(probe)
 
 
 @dataclass(frozen=True)

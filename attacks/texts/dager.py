@@ -16,16 +16,16 @@ from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Progress, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.attacks.texts.attention import attended_sentences
-from fedpriv.attacks.texts.lookup import Lookup
-from fedpriv.attacks.texts.probes import (
+from fedpriv.attacks.texts.attention import (
     SMALLER,
     ProbedLayers,
+    attended_sentences,
     find_probes,
     inputs_of,
     inputs_scaled,
     position_layers,
 )
+from fedpriv.attacks.texts.lookup import Lookup
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.attacks.texts.scoring import HELD, Language, Texts
 from fedpriv.attacks.texts.search import Climb, Ground

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
-from fedpriv.attacks.unmasking import exact_logits
+from fedpriv.attacks.scene import exact_logits
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
 from fedpriv.core.files import writing

@@ -5,8 +5,8 @@ import torch
 from attack_victims import digits, normalise, observe
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.activations import Activation, read_activation, read_contrast
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.features import Activation, read_activation, read_contrast
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 

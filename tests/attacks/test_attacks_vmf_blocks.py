@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.attacks.reconstruction.first_layer.vmf_blocks import (
+from fedpriv.attacks.reconstruction.first_layer.closed_form import (
     HeardBlocks,
     LengthSearch,
     PixelFilter,

@@ -9,7 +9,7 @@ import pytest
 
 from fedpriv.accounting.ceiling import membership_auc
 from fedpriv.attacks.endpoint.cli import _answers_words
-from fedpriv.attacks.endpoint.records import Probe
+from fedpriv.attacks.endpoint.report import Probe
 from fedpriv.attacks.probing import ProbeResult
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval

@@ -9,8 +9,7 @@ from fedpriv.attacks.endpoint.probe import probe_run
 from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.probes.extraction import Extraction
 from fedpriv.attacks.endpoint.probes.mi_face import MiFace
-from fedpriv.attacks.endpoint.records import Probe
-from fedpriv.attacks.endpoint.report import extraction_plot
+from fedpriv.attacks.endpoint.report import Probe, extraction_plot
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import resume_run
 from fedpriv.core.progress import Silent

@@ -7,7 +7,7 @@ import pytest
 
 from fedpriv.attacks.endpoint.probe import probe_run
 from fedpriv.attacks.endpoint.probes.cloak import CloakedQuestions
-from fedpriv.attacks.endpoint.records import Probe
+from fedpriv.attacks.endpoint.report import Probe
 from fedpriv.attacks.probing import ModelAttack, ProbeResult
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent

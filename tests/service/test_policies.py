@@ -8,7 +8,7 @@ import pytest
 from scipy import special, stats
 
 from fedpriv.accounting.convexified import ClaimedSensitivity
-from fedpriv.attacks.unmasking import exact_logits
+from fedpriv.attacks.scene import exact_logits
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.mechanisms.machinery.model_noise import spread_noise

@@ -40,7 +40,7 @@ class TwoAnswers(ModelAttack):
 
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.probing import ProbeResult
-        from fedpriv.attacks.unmasking import exact_logits
+        from fedpriv.attacks.scene import exact_logits
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import Figure
         from fedpriv.models.machinery.convex import softmax

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedpriv.attacks.canaries.audit import Share, audit_canaries, best_guesses, canary_scores
-from fedpriv.attacks.canaries.records import CanaryAudit
+from fedpriv.attacks.canaries.report import CanaryAudit
 from fedpriv.attacks.epsilon import canary_epsilon, independent_canary_epsilon
 from fedpriv.core.cli.app import app
 from fedpriv.core.config import Experiment
