@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.reconstruction.active import refuse_local_training
+from fedpriv.attacks.observation import PublicSettings
+from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.settings import ActiveSettings
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.asked_log import questions, replay
@@ -257,6 +258,15 @@ def check_crafting(world: World) -> None:
         settings = public_settings(world.experiment, world.dataset, world.plans[client])
         refuse_local_training(settings, _active(world).name)
     crafted_state(world, world.initial)
+
+
+def refuse_local_training(settings: PublicSettings, attack: str) -> None:
+    """Raise AttackRefused if the clients send anything else than one gradient, or one step of SGD along it."""
+    if settings.local_steps > 1 or (settings.algorithm == "fedavg" and settings.optimizer == "adam"):
+        raise AttackRefused(
+            f"{attack} reads one gradient; the clients train for {settings.local_steps} local step(s) with "
+            f"{settings.optimizer} (expected fedsgd, or one step of sgd)"
+        )
 
 
 def crafted_clients(experiment: Experiment, round_number: int, asked: Sequence[int]) -> tuple[int, ...]:

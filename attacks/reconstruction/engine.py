@@ -218,10 +218,8 @@ def _attempts(scene: Scene, outcome: Outcome) -> list[Restart]:
 
 
 def _result(name: str, victim: Victim, attempts: tuple[Restart, ...], note: str, seconds: float) -> Reconstruction:
-    """Choose the restart by the attack's own loss; the truth is not known here."""
-    losses = [math.inf if attempt.loss is None else attempt.loss for attempt in attempts]
-    chosen = min(range(len(losses)), key=losses.__getitem__)
-    failed = NOT_FINITE if math.isinf(losses[chosen]) else ""
+    chosen = Reconstruction.lowest(attempts)
+    failed = NOT_FINITE if attempts[chosen].loss is None else ""
     notes = "; ".join(text for text in (victim.note, note, failed) if text)
     picked = ATTACKS[name].picks()
     return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds, picked)

@@ -8,7 +8,7 @@ a single example may be what an earlier convolution got, which says more.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -372,18 +372,17 @@ def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -
     begin = torch.zeros(count, *scene.shape)
     if hidden is not None:
         begin = FAINT * torch.randn(begin.shape, generator=torch.Generator().manual_seed(SEED))
-    with _layer_inputs(scene.network, victim.parameters, layer) as given:
+    given = _layer_inputs(scene.network, victim.parameters, layer)
 
-        def distances(images: Tensor, index: Tensor | slice) -> Tensor:
-            made = given(images)
-            if inner is None:
-                return (made - wanted[index]).square().mean(dim=1) / sizes[index]
-            return (1 - F.cosine_similarity(made, wanted, dim=1).square()) / inner.apart
+    def distances(images: Tensor, index: Tensor | slice) -> Tensor:
+        made = given(images)
+        if inner is None:
+            return (made - wanted[index]).square().mean(dim=1) / sizes[index]
+        return (1 - F.cosine_similarity(made, wanted, dim=1).square()) / inner.apart
 
-        first = min(iterations, COARSE + iterations // 3)
-        coarse = restored(_coarse(scene, begin.to(scene.mean), distances, first, hidden is not None))
-        images = restored(_sharpened(scene, coarse, distances, iterations - first))
-    return Start(images, features.labels)
+    first = min(iterations, COARSE + iterations // 3)
+    coarse = restored(_coarse(scene, begin.to(scene.mean), distances, first, hidden is not None))
+    return Start(restored(_sharpened(scene, coarse, distances, iterations - first)), features.labels)
 
 
 Distances = Callable[[Tensor, Tensor | slice], Tensor]
@@ -430,9 +429,8 @@ class _Reached(Exception):
     """The layer was reached: the rest of the network need not run."""
 
 
-@contextmanager
-def _layer_inputs(network: Network, parameters: Vector, name: str) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Give the function from images (B, C, H, W) to what a layer gets, (B, F), in the layout of the fastest kernels."""
+def _layer_inputs(network: Network, parameters: Vector, name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function from images (B, C, H, W) to what a layer gets, (B, F), in the layout of fastest kernels."""
     model = copied(network.model)
     model.load_state_dict(dict(parameters), strict=False)
     model.requires_grad_(False).to(memory_format=torch.channels_last)
@@ -442,6 +440,8 @@ def _layer_inputs(network: Network, parameters: Vector, name: str) -> Iterator[C
         kept.append(inputs[0])
         raise _Reached
 
+    model.get_submodule(name).register_forward_pre_hook(keep)
+
     def given(images: Tensor) -> Tensor:
         with suppress(_Reached):
             model(images.contiguous(memory_format=torch.channels_last))
@@ -449,8 +449,4 @@ def _layer_inputs(network: Network, parameters: Vector, name: str) -> Iterator[C
             raise AttackRefused(NO_TAPE)
         return kept.pop().flatten(1)
 
-    handle = model.get_submodule(name).register_forward_pre_hook(keep)
-    try:
-        yield given
-    finally:
-        handle.remove()
+    return given

@@ -38,12 +38,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.attacks.methods.fishing import FishingSettings
-from fedpriv.attacks.reconstruction.active import UNREAD, filled, mean_image, require_grants, require_one_gradient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import last_layer
+from fedpriv.attacks.reconstruction.first_layer.batch import find_input_layer
 from fedpriv.attacks.reconstruction.first_layer.closed_form import ROUNDING, exact, read_patches, relative_distance
-from fedpriv.attacks.reconstruction.first_layer.imprint import brightness, cut_points
-from fedpriv.attacks.reconstruction.first_layer.input_layer import find_input_layer
+from fedpriv.attacks.reconstruction.first_layer.imprint import (
+    UNREAD,
+    brightness,
+    cut_points,
+    filled,
+    mean_image,
+    require_grants,
+    require_one_gradient,
+)
 from fedpriv.attacks.reconstruction.lbfgs import minimise
 from fedpriv.attacks.reconstruction.matching import compared
 from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe

@@ -17,7 +17,13 @@ from torch import Tensor
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.matching import chunks
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model import LocalTraining, Victim, local_optimizer, unrolled_update
+from fedpriv.attacks.reconstruction.upload_model import (
+    LocalTraining,
+    Victim,
+    by_victim,
+    local_optimizer,
+    unrolled_update,
+)
 from fedpriv.gradients import Vector
 
 # Labels of local training by trials: the training itself, on random images with candidates for the labels.
@@ -347,16 +353,13 @@ def with_passes(scene: Scene, rows: Sequence[Victim]) -> list[Victim]:
     Which of the examples with equal labels is in which step is not known: a victim's rows have different pairings.
     """
     layer = find_output_layer(scene.network, rows[0].parameters, scene.shape, scene.classes)
-    members: dict[int, list[int]] = {}
-    for number, victim in enumerate(rows):
-        members.setdefault(id(victim), []).append(number)
     made = list(rows)
-    for numbers in members.values():
-        found = _passes(scene, rows[numbers[0]], layer)
+    for victim, numbers in by_victim(rows):
+        found = _passes(scene, victim, layer)
         pairings = [] if found is None else found.pairings(len(numbers))
         for turn, number in enumerate(numbers if pairings else ()):
             pairing = pairings[turn % len(pairings)]
-            made[number] = replace(rows[number], labels=pairing.labels, orders=pairing.orders)
+            made[number] = replace(victim, labels=pairing.labels, orders=pairing.orders)
     return made
 
 

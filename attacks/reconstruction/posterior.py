@@ -31,7 +31,7 @@ from fedpriv.attacks.reconstruction.matching import Compared, Evaluator, Losses,
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import ENDED, Report, Scene, time_is_up
-from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
+from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim, by_victim
 from fedpriv.gradients import Vector, flattened
 from fedpriv.gradients.operator import wide_type
 
@@ -625,13 +625,9 @@ def _parts(scene: Scene, starts: Sequence[SearchStart]) -> Iterator[Sequence[Sea
     if not starts:
         return
     victims = [start.victim for start in starts]
-    written = any(victim.needs_writing for victim in _distinct(victims))
+    written = any(victim.needs_writing for victim, _ in by_victim(victims))
     for part in chunks(scene.network, victims, scene.shape, scene.classes, written=written):
         yield starts[part.start : part.stop]
-
-
-def _distinct(rows: Sequence[Victim]) -> list[Victim]:
-    return list({id(victim): victim for victim in rows}.values())
 
 
 # ---- starts ---------------------------------------------------------------------------------------------------------
@@ -649,7 +645,7 @@ def _starts(scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor
 def _likely(scene: Scene, starts: Sequence[SearchStart]) -> list[SearchStart]:
     """The starts that are worth a search: of a single example's labels those that the upload makes likely."""
     kept: dict[int, set[int]] = {}
-    for victim in _distinct([start.victim for start in starts]):
+    for victim, _ in by_victim([start.victim for start in starts]):
         mine = [start.labels for start in starts if start.victim is victim and start.labels is not None]
         single = {int(labels): labels for labels in mine if len(labels) == 1}
         kept[id(victim)] = {int(labels) for labels in likely_labels(scene, victim, list(single.values()))}
@@ -664,7 +660,7 @@ def _found(scene: Scene, rows: Sequence[Victim]) -> dict[int, tuple[Tensor, Tens
     """Coordinates (B, C, H, W) and labels (B,) of the victims, by their ids, whose first or last layer can be read."""
     whitening = Whitening(scene.prior, scene.shape)
     starts: dict[int, tuple[Tensor, Tensor | None]] = {}
-    for victim in _distinct(rows):
+    for victim, _ in by_victim(rows):
         for read in (read_starts, read_feature_starts) if victim.model.examples > 1 else (read_starts,):
             try:
                 (reading,) = read(scene, [victim])

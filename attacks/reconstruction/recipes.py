@@ -32,7 +32,7 @@ from fedpriv.attacks.reconstruction.matching import (
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
-from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.reconstruction.upload_model import Victim, by_victim
 from fedpriv.attacks.reconstruction.variables import Coordinates, Relaxation, coordinates_of, relaxation_of
 from fedpriv.core.columns import slices
 from fedpriv.gradients.operator import wide
@@ -350,7 +350,7 @@ def _found(name: str, scene: Scene, rows: Sequence[Victim], config: Any) -> list
     """Each row's start at images that were found, where the recipe asks for such."""
     if name not in FOUND:
         return [None] * len(rows)
-    distinct = list({id(victim): victim for victim in rows}.values())
+    distinct = [victim for victim, _ in by_victim(rows)]
     starts = dict(zip(map(id, distinct), FOUND[name](scene, distinct, config), strict=True))
     return [starts[id(victim)] for victim in rows]
 
@@ -399,16 +399,12 @@ def _lbfgs(
     shape, pixels = variables.shape[1:], variables[0].numel()
     points = _RowPoints(problem, len(rows), shape, logits.shape[1:], pixels)
     start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
-    if problem.unrolled and not problem.regular and objective == "squared-distance":
-        minimum = _by_curvature(problem, points, start, rows, iterations, report)
-        ended, last = points.split(minimum.points)
-        return Outcome(
-            problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
-        )
     # A likelihood has no least value that is known.
     known = not problem.regular and objective != "likelihood"
-    target = SOLVED * _size(rows, objective) if known else None
-    minimum = minimise(points, start, iterations, report, target)
+    if problem.unrolled and not problem.regular and objective == "squared-distance":
+        minimum = _by_curvature(problem, points, start, rows, iterations, report)
+    else:
+        minimum = minimise(points, start, iterations, report, SOLVED * _size(rows, objective) if known else None)
     ended, last = points.split(minimum.points)
     return Outcome(
         problem.images(ended), problem.labels.final(last), minimum.values, minimum.iterations, problem.labels.notes
@@ -453,7 +449,7 @@ def _by_curvature(
     variables = variables.clone()
     places = problem.coarsest(variables.shape[1:])
     known: dict[int, Tensor] = {}
-    values, running = minimum.values, _by_victim(rows)
+    values, running = minimum.values, [numbers for _, numbers in by_victim(rows)]
     for turn in range(rounds):
         weight = WEIGHTS[turn * len(WEIGHTS) // rounds]
         for row in (row for members in running for row in members):
@@ -890,14 +886,14 @@ def run_ensemble(
     made, labels = _whole(outcome.images), _whole(outcome.labels)
     hard = relaxation.hard(made)
     losses = _losses(scene, rows, hard, labels, config)
-    for members in _by_victim(rows):
+    for _, members in by_victim(rows):
         best = min(members, key=lambda row: float(losses[row]))
         orders = [metrics.match(made[best], made[row]) for row in members]
         pool = relaxation.pooled([made[row][order.to(made.device)] for row, order in zip(members, orders, strict=True)])
         loss = _losses(scene, [rows[best]], pool[None], labels[best][None], config)[0]
         if loss < losses[best]:
             hard[best], losses[best] = pool, loss
-    offered = [min(members, key=lambda row: float(losses[row])) for members in _by_victim(rows)]
+    offered = [min(members, key=lambda row: float(losses[row])) for _, members in by_victim(rows)]
     victims = [rows[row] for row in offered]
     polished = _polished(scene, victims, hard[offered], labels[offered], config)
     # Restarts are chosen by how well they match; what is decided for the chosen one matches less well, on purpose.
@@ -923,10 +919,3 @@ def _losses(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor
     sure = SURE * F.one_hot(labels, scene.classes).to(images)
     with torch.no_grad():
         return problem.losses(images, sure, problem.weights(1, 1))
-
-
-def _by_victim(rows: Sequence[Victim]) -> list[list[int]]:
-    members: dict[int, list[int]] = {}
-    for row, victim in enumerate(rows):
-        members.setdefault(id(victim), []).append(row)
-    return list(members.values())

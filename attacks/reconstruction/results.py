@@ -1,5 +1,7 @@
 """Results of an attack, and the errors and warnings that stop or qualify it."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +45,12 @@ class Reconstruction:
     # whether the images were picked from lists, one for each image of the upload and in their order, and not
     # reconstructed
     picked: bool = False
+
+    @staticmethod
+    def lowest(attempts: Sequence[Restart]) -> int:
+        """The number of the restart with the lowest loss of the attack's own; the truth is not known here."""
+        losses = [math.inf if attempt.loss is None else attempt.loss for attempt in attempts]
+        return min(range(len(losses)), key=losses.__getitem__)
 
     @property
     def images(self) -> Tensor:

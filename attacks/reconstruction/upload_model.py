@@ -351,6 +351,14 @@ class Victim:
         return (self, *self.more)
 
 
+def by_victim(rows: Sequence[Victim]) -> list[tuple[Victim, list[int]]]:
+    """Return each of the distinct victims with the numbers of its rows."""
+    members: dict[int, list[int]] = {}
+    for number, victim in enumerate(rows):
+        members.setdefault(id(victim), []).append(number)
+    return [(rows[numbers[0]], numbers) for numbers in members.values()]
+
+
 def refusal(settings: PublicSettings) -> str | None:
     """Say why these uploads cannot be attacked by gradient matching, or return ``None``."""
     if settings.algorithm == "fedavg" and settings.batch_size is None:

@@ -169,8 +169,7 @@ def _check(name: str, scene: TextScene, reading: Reading) -> None:
 
 def _result(name: str, victim: Victim, reading: Reading, seconds: float) -> Reconstruction:
     attempts = tuple(map(_attempt, reading.attempts))
-    losses = [math.inf if attempt.loss is None else attempt.loss for attempt in attempts]
-    chosen = min(range(len(losses)), key=losses.__getitem__)
+    chosen = Reconstruction.lowest(attempts)
     ended = ENDED if time_is_up() else ""
     notes = "; ".join(text for text in (victim.note, printable(reading.note), ended) if text)
     return Reconstruction(victim.round, victim.client, name, attempts, chosen, notes, seconds)

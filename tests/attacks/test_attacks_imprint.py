@@ -25,7 +25,6 @@ from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.imprint import ImprintSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
-from fedpriv.attacks.reconstruction.active import refuse_local_training
 from fedpriv.attacks.reconstruction.first_layer.imprint import (
     craft_parameters,
     find_imprint_layers,
@@ -37,6 +36,7 @@ from fedpriv.core.config import AdversaryConfig
 from fedpriv.core.config.sections import ACTIVE_LISTENERS
 from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Vector
+from fedpriv.server.rounds import refuse_local_training
 from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)

@@ -9,7 +9,7 @@ from attack_victims import Biasless, Headless, OwnHead, lenet, mlp, parameters_o
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
+from fedpriv.attacks.reconstruction.first_layer.batch import InputLayer, find_input_layer
 from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)

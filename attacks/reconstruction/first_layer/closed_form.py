@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import kink_inputs
-from fedpriv.attacks.reconstruction.first_layer.batch import read_batch, stacked
-from fedpriv.attacks.reconstruction.first_layer.input_layer import InputLayer, find_input_layer
+from fedpriv.attacks.reconstruction.first_layer.batch import InputLayer, find_input_layer, read_batch, stacked
 from fedpriv.attacks.reconstruction.labels import read_labels
 from fedpriv.attacks.reconstruction.matching import Compared, Matcher, Precision, compared, squared_distance
 from fedpriv.attacks.reconstruction.priors import GaussianPrior

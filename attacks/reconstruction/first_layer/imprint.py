@@ -9,9 +9,9 @@ Not in the paper: the brightness's weights differ a little from pixel to pixel, 
 coincide, and the first layer is small and the second large, so that clipping bounds the image rather than the rest.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +19,48 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedpriv.attacks.methods.imprint import ImprintSettings
-from fedpriv.attacks.reconstruction.active import UNREAD, filled, mean_image, require_grants, require_one_gradient
 from fedpriv.attacks.reconstruction.dummy_gradients.network import dummy_gradients
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.settings import AttackSettings
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
+
+UNREAD = -1  # in place of a label that is not read
+
+
+def require_grants(threat: ThreatModel, attack: type[AttackSettings]) -> None:
+    """Raise AttackRefused if the threat model withholds what an active attack needs."""
+    reason = threat.refusal(attack.name, attack.needs)
+    if reason is not None:
+        raise AttackRefused(f"{reason}; {threat.conduct}")
+
+
+def require_one_gradient(victim: Victim, attack: str) -> None:
+    """Raise AttackRefused if an upload is anything else than one gradient."""
+    title = f"client {victim.client}, round {victim.round}"
+    if victim.model.training is not None:
+        raise AttackRefused(f"{title}: {attack} reads one gradient, and this is an update of local training")
+    if victim.more:
+        raise AttackRefused(f"{title}: {attack} reads one upload at a time; attack each round's by itself")
+
+
+def mean_image(scene: Scene) -> Tensor:
+    """The mean of the public images (C, H, W), normalised; grey, where there are none."""
+    if scene.public_images is None or len(scene.public_images) == 0:
+        shown = scene.mean.new_full(scene.shape, 0.5)
+    else:
+        shown = scene.public_images.double().mean(dim=0).to(scene.mean)
+    return (shown - scene.mean) / scene.std
+
+
+def filled(values: Tensor, filler: Tensor, count: int) -> Tensor:
+    """Values (R, ...) and as many fillers (...) as are missing to ``count``."""
+    return torch.cat([values, filler.to(values).expand(count - len(values), *filler.shape)])
+
 
 PROBE = 20240409  # the seed of the images by which the layers are found; it decides nothing else
 COLUMN = 20240410  # the seed of the second layer's column
@@ -52,7 +85,8 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
     parameter = next(network.parameters())
     generator = torch.Generator().manual_seed(PROBE)
     images = torch.randn(3, *shape, generator=generator).to(parameter)
-    with _written_down(network) as calls, torch.no_grad():
+    calls = _listen(network)
+    with torch.no_grad():
         network(images)
     flat = images.flatten(1)
     first = next((call for call in calls if _equal(call.given, flat)), None)
@@ -132,27 +166,17 @@ class _Call:
     result: Tensor
 
 
-@contextmanager
-def _written_down(network: nn.Module) -> Iterator[list[_Call]]:
-    """Write down what each Linear layer is given and returns."""
+def _listen(network: nn.Module) -> list[_Call]:
+    """From now on have each Linear layer of a network, a copy, write down what it is given and returns."""
     calls: list[_Call] = []
 
-    def listen(name: str) -> None:
-        def hook(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
-            if isinstance(layer, nn.Linear):
-                calls.append(_Call(name, layer, given[0].clone(), result.clone()))
+    def note(name: str, layer: nn.Linear, given: tuple[Tensor, ...], result: Tensor) -> None:
+        calls.append(_Call(name, layer, given[0].clone(), result.clone()))
 
-        handles.append(network.get_submodule(name).register_forward_hook(hook))
-
-    handles: list[torch.utils.hooks.RemovableHandle] = []
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear):
-            listen(name)
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+            layer.register_forward_hook(partial(note, name))
+    return calls
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
