@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedpriv.attacks.access import Access
 from fedpriv.core.figure import CurvePoint, Figure
@@ -77,6 +77,19 @@ class ModelAttack(Settings):
     @abstractmethod
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         """Attack with what the scene has, and have the referee score what came of it, in all variants."""
+
+    def outcome(
+        self,
+        asked: int,
+        figures: tuple[Figure, ...],
+        *sentences: str,
+        variant: str = "",
+        pictures: "Mapping[str, Tensor] | None" = None,
+        **more: Any,
+    ) -> ProbeOutcome:
+        """Return what one variant found; ``more``: further fields of :class:`ProbeResult`."""
+        result = ProbeResult(self.name, variant, self.surface, asked, figures, sentences=sentences, **more)
+        return ProbeOutcome(result, pictures or {})
 
     def refusal(self, scene: "ProbeScene") -> str | None:
         """Say why it cannot be made on this model or its answers, or return ``None``; nothing is asked."""

@@ -428,7 +428,7 @@ class _Found:
 
 
 def read(
-    scene: TextScene, victim: Victim, config: DagerSettings, stream: torch.Generator, progress: Progress | None
+    scene: TextScene, victim: Victim, config: DagerSettings, stream: torch.Generator, progress: Progress
 ) -> Reading:
     """Read the sentences behind one upload; what cannot be read is refused with the reason."""
     network = scene.with_parameters(victim.parameters)
@@ -502,30 +502,25 @@ def _by_row_spaces(
     network: nn.Module,
     config: DagerSettings,
     stream: torch.Generator,
-    progress: Progress | None,
+    progress: Progress,
 ) -> Reading:
     """Read the sentences by what the row spaces hold."""
     first, deeper, trouble = _spans(scene, victim, network)
     kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, config.most_tokens, scene.opening)
-    _tell(progress, 1)
+    progress(1, _STEPS, math.nan)
     found = _sentences(scene, network, victim, kept, (first, deeper), trouble, config, stream)
-    _tell(progress, 2)
+    progress(2, _STEPS, math.nan)
     if not found.whole:
         raise AttackRefused(f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence")
     weighed = _weighed(scene, victim, found.whole, found.inner)
     if not first[0].noisy and _NOTHING <= weighed.unexplained < math.inf:
         raise AttackRefused(f"{found.how}: the sentences found explain nothing of the upload")
-    _tell(progress, 3)
+    progress(3, _STEPS, math.nan)
     tokens = padded(weighed.sentences, scene.length)
     note = "; ".join([_about(first[0]), found.how, _certificate(scene, weighed, noisy=first[0].noisy)])
     return Reading(
         (Sentences(tokens, torch.tensor(weighed.labels, dtype=torch.int64), weighed.unexplained, _STEPS),), note
     )
-
-
-def _tell(progress: Progress | None, step: int) -> None:
-    if progress is not None:
-        progress(step, _STEPS, float("nan"))
 
 
 def _spans(scene: TextScene, victim: Victim, network: nn.Module) -> tuple[list[Span], list[Span], str]:

@@ -145,7 +145,7 @@ def read_texts(job: "AttackJob") -> list[Reconstruction]:
     results = []
     for victim in victims:
         began = time.perf_counter()
-        reading = config.read(scene, victim, job.seed, job.progress)
+        reading = config.read(scene, victim, job.seed, job.progress or (lambda done, steps, loss: None))
         _check(config.name, scene, reading)
         results.append(_result(config.name, victim, reading, time.perf_counter() - began))
     return results

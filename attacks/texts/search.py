@@ -490,9 +490,7 @@ class Vectors:
         return torch.cat([first, vectors[:, 1:]], dim=1) * self._filled[:, :, None]
 
 
-def most_probable(
-    scene: TextScene, victim: Victim, config: TextMapSettings, seed: int, progress: Progress | None
-) -> Reading:
+def most_probable(scene: TextScene, victim: Victim, config: TextMapSettings, seed: int, progress: Progress) -> Reading:
     """Read the sentences behind one upload; the first start is at what the tables show, if they show anything."""
     model = victim.model
     if model.training is not None and model.training.optimizer == "adam" and model.protects_examples:
@@ -505,8 +503,7 @@ def most_probable(
     climb = Climb(scene, victim, ground.soft, misfit, language)
 
     def tell(done: int, loss: float) -> None:
-        if progress is not None:
-            progress(done, config.iterations, loss)
+        progress(done, config.iterations, loss)
 
     labels = ground.labels.clamp(min=0)  # where none is told, the search begins with the first
     attempts = []
@@ -542,7 +539,7 @@ FALL, FALLS = 0.89, 50  # the learning rate is multiplied by the first each so m
 
 
 def vectors_and_orders(
-    scene: TextScene, victim: Victim, config: LampSettings, seed: int, progress: Progress | None
+    scene: TextScene, victim: Victim, config: LampSettings, seed: int, progress: Progress
 ) -> Reading:
     """Read the sentences behind one upload."""
     language = Language.of(scene, config.language_model)
@@ -555,7 +552,7 @@ def vectors_and_orders(
 
 
 def _attempt(
-    ground: Ground, language: Language, config: LampSettings, stream: torch.Generator, progress: Progress | None
+    ground: Ground, language: Language, config: LampSettings, stream: torch.Generator, progress: Progress
 ) -> Sentences:
     objectives = {"cosine": tensor_angle, "whole": angle, "distance": squared_and_absolute(config.alpha)}
     objective = objectives[config.objective]
@@ -563,8 +560,7 @@ def _attempt(
     loss, done = float("inf"), 0
 
     def tell(step: int, now: float) -> None:
-        if progress is not None:
-            progress(done + step + 1, config.iterations, now)
+        progress(done + step + 1, config.iterations, now)
 
     def rate(step: int) -> float:
         return config.learning_rate * FALL ** ((done + step) // FALLS)

@@ -26,7 +26,7 @@ class TextAttackSettings(AttackSettings):
     is_text: ClassVar[bool] = True
 
     @abstractmethod
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
         """Read the sentences behind one upload, with random starts of ``scene.stream(seed, name, victim, restart)``."""
 
     @classmethod

@@ -38,7 +38,6 @@ class AttributeInference(ModelAttack):
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.pairs import draw_game, pairs_within
-        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.figure import Figure
         from fedpriv.core.records import Interval
         from fedpriv.data.datasets import unit_scale
@@ -82,5 +81,4 @@ class AttributeInference(ModelAttack):
             f"{endpoint.asked} questions: for members {figures[0].measured.value:.1%} of the hidden features are "
             f"right, for others {figures[1].measured.value:.1%}; the prior alone has {figures[0].guess:.1%}."
         )
-        result = ProbeResult(self.name, "", self.surface, endpoint.asked, (*figures, advantage), sentences=(sentence,))
-        return (ProbeOutcome(result),)
+        return (self.outcome(endpoint.asked, (*figures, advantage), sentence),)

@@ -140,7 +140,7 @@ class CloakedQuestions(ModelAttack):
         self, game: "Game", clean: "CloakTrial", words: str, cloaked: "CloakTrial", asked: int
     ) -> ProbeOutcome:
         from fedpriv.attacks.endpoint.cloak import suppression_figures, trial_figures, verdict
-        from fedpriv.attacks.probing import ProbeResult, Shown
+        from fedpriv.attacks.probing import Shown
 
         uniform = game.beside(cloaked)
         figures = trial_figures({"cloaked": cloaked, "uniform noise": uniform}, clean, game.guess, game.majority)
@@ -148,13 +148,10 @@ class CloakedQuestions(ModelAttack):
         variant = words if self.gradient == "model" else f"{words}, learnt from answers"
         pictures = _pictures(game, cloaked, uniform, self.most)
         files = {_file(self.name, variant, *words): words for words in pictures}
-        return ProbeOutcome(
-            ProbeResult(
-                self.name, variant, self.surface, asked, figures, sentences=(verdict(cloaked, uniform, game.majority),),
-                shown=tuple(Shown(file, *words) for file, words in files.items()),
-            ),
-            {file: pictures[words] for file, words in files.items()},
-        )  # fmt: skip
+        shown = tuple(Shown(file, *words) for file, words in files.items())
+        images = {file: pictures[words] for file, words in files.items()}
+        sentence = verdict(cloaked, uniform, game.majority)
+        return self.outcome(asked, figures, sentence, variant=variant, pictures=images, shown=shown)
 
 
 def _file(*parts: str) -> str:

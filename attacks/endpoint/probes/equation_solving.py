@@ -46,7 +46,6 @@ class EquationSolving(ModelAttack):
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.equations import affine_scores
         from fedpriv.attacks.endpoint.extraction import agreement_figures, never_asked
-        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.figure import Figure
         from fedpriv.core.records import Interval
 
@@ -61,10 +60,7 @@ class EquationSolving(ModelAttack):
             f"{endpoint.asked} answers (of exact ones {needed} are enough) give all {scene.classes * needed} "
             f"numbers with an error of {error:.1e} of the largest."
         )
-        result = ProbeResult(
-            self.name, "", self.surface, endpoint.asked, (*figures, last), tuple(curve), sentences=(sentence,)
-        )
-        return (ProbeOutcome(result),)
+        return (self.outcome(endpoint.asked, (*figures, last), sentence, curve=tuple(curve)),)
 
     def _solve(
         self, scene: "ProbeScene", referee: "ProbeReferee", endpoint: "Questions"

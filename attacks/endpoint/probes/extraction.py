@@ -45,7 +45,6 @@ class Extraction(ModelAttack):
         import numpy as np
 
         from fedpriv.attacks.endpoint.extraction import agreement, agreement_figures, trained_copy
-        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.attacks.scene import probabilities
         from fedpriv.core.figure import CurvePoint
 
@@ -65,9 +64,7 @@ class Extraction(ModelAttack):
             f"After {endpoint.asked} answers to {kind} images the copy names the model's class for {share:.1%} of "
         )
         sentence += f"test images{f', {floor:.1%} without a question' if floor is not None else ''}."
-        return ProbeOutcome(
-            ProbeResult(self.name, variant, self.surface, endpoint.asked, figures, curve, sentences=(sentence,))
-        )
+        return self.outcome(endpoint.asked, figures, sentence, variant=variant, curve=curve)
 
 
 def _asked(scene: "ProbeScene", kind: str, count: int) -> "Tensor":

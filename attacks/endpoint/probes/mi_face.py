@@ -55,7 +55,6 @@ class MiFace(ModelAttack):
         import torch
 
         from fedpriv.attacks.endpoint.inversion import inversion_figures, invert, inverted_classes, two_sentences
-        from fedpriv.attacks.probing import ProbeResult
 
         gradient, asked = self.gradient(scene)
         pictures, _ = invert(gradient, self._start(scene).expand(scene.classes, *scene.shape), self._descent())
@@ -65,11 +64,8 @@ class MiFace(ModelAttack):
         inverted = inverted_classes(referee, pictures, names)
         figures = inversion_figures(referee, inverted, floor)
         shown = {shown_class.picture: pictures[shown_class.label] for shown_class in inverted}
-        result = ProbeResult(
-            self.name, self._variant(), self.surface, asked(), figures,
-            inverted=inverted, guess_picture="floor.png", sentences=two_sentences(figures),
-        )  # fmt: skip
-        return (ProbeOutcome(result, {**shown, "floor.png": floor}),)
+        about = {"inverted": inverted, "guess_picture": "floor.png", "pictures": {**shown, "floor.png": floor}}
+        return (self.outcome(asked(), figures, *two_sentences(figures), variant=self._variant(), **about),)
 
     def gradient(self, scene: "ProbeScene") -> "tuple[Gradient, Callable[[], int]]":
         """Return what goes down the cost, and how many questions it has taken so far."""

@@ -39,7 +39,6 @@ class TwoAnswers(ModelAttack):
         import numpy as np
 
         from fedpriv.attacks.intervals import rate_interval
-        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.attacks.scene import exact_logits
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import Figure
@@ -64,6 +63,4 @@ class TwoAnswers(ModelAttack):
         sentence = (
             f"Two answers to one question give the exact probabilities for {figure.measured.value:.1%} of images."
         )
-        return (
-            ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, (figure,), sentences=(sentence,))),
-        )
+        return (self.outcome(endpoint.asked, (figure,), sentence),)

@@ -47,7 +47,6 @@ class MembershipByAnswers(ModelAttack):
             trained_references,
         )
         from fedpriv.attacks.pairs import draw_game, pairs_within
-        from fedpriv.attacks.probing import ProbeResult
 
         rehearsal, endpoint = scene.known_training(), scene.open()
         game = draw_game(rehearsal, pairs_within(scene.budget - 1, self.pairs), scene.seed)
@@ -58,4 +57,4 @@ class MembershipByAnswers(ModelAttack):
         exact = signals_by_answers(rehearsal, game, ExactQuestions(referee), None, references, people)
         figures = membership_figures(attack_scores(signals), truth, scene.proven, scene.seed, raw=attack_scores(exact))
         sentence = f"{endpoint.asked} questions, best attack: {told_words(len(game.candidates.members), figures[0])}"
-        return (ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)
+        return (self.outcome(endpoint.asked, figures, sentence),)

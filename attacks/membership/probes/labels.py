@@ -35,7 +35,6 @@ class MembershipByLabels(ModelAttack):
 
         from fedpriv.attacks.membership.answers import membership_figures, told_words
         from fedpriv.attacks.pairs import draw_game, pairs_within
-        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.randomness import numpy_stream
         from fedpriv.data.datasets import unit_scale
 
@@ -52,4 +51,4 @@ class MembershipByLabels(ModelAttack):
         scores = {"tolerance to noise": right, "the gap (right label)": gap}
         figures = membership_figures(scores, game.candidates.truth, scene.proven, scene.seed)
         sentence = f"{endpoint.asked} labels: {told_words(len(game.candidates.members), figures[0])}"
-        return (ProbeOutcome(ProbeResult(self.name, "", self.surface, endpoint.asked, figures, sentences=(sentence,))),)
+        return (self.outcome(endpoint.asked, figures, sentence),)

@@ -56,7 +56,6 @@ class MembershipBySynthesis(ModelAttack):
         from fedpriv.attacks.membership.answers import ask_rows, membership_figures, told_words
         from fedpriv.attacks.membership.attacks import judged, predictions
         from fedpriv.attacks.pairs import draw_game, pairs_within
-        from fedpriv.attacks.probing import ProbeResult
         from fedpriv.core.randomness import numpy_stream
 
         rehearsal, endpoint = scene.known_training(), scene.open()
@@ -67,7 +66,7 @@ class MembershipBySynthesis(ModelAttack):
         asked = endpoint.asked
         if len(made.labels) < _FEWEST:
             sentence = f"{asked} questions made {len(made.labels)} records: too few to train shadows on; ask more."
-            return ProbeOutcome(ProbeResult(self.name, way, self.surface, asked, (), sentences=(sentence,)))
+            return self.outcome(asked, (), sentence, variant=way)
         told, inside = _shadows(rehearsal, made, self.references, generator)
         target = ask_rows(endpoint, game, game.candidates.rows)
         records = np.stack([predictions(answer.logits, answer.others) for answer in told])
@@ -77,7 +76,7 @@ class MembershipBySynthesis(ModelAttack):
             f"{asked} questions made data ({len(made.labels)} records), {endpoint.asked - asked} were about candidates"
             f": {told_words(len(game.candidates.members), figures[0])}"
         )
-        return ProbeOutcome(ProbeResult(self.name, way, self.surface, endpoint.asked, figures, sentences=(sentence,)))
+        return self.outcome(endpoint.asked, figures, sentence, variant=way)
 
     def _made(
         self, way: str, scene: "ProbeScene", endpoint: "Questions", left: int, generator: "np.random.Generator"

@@ -36,7 +36,7 @@ class DagerSettings(TextAttackSettings):
     )
 
     @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
         from fedpriv.attacks.texts.dager import read
 
         return read(scene, victim, self, scene.stream(seed, self.name, victim, 0), progress)

@@ -52,7 +52,7 @@ class LampSettings(PriorSettings):
         return simulated_vectors
 
     @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
         from fedpriv.attacks.texts.search import vectors_and_orders
 
         return vectors_and_orders(scene, victim, self, seed, progress)

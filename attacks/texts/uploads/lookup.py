@@ -27,7 +27,7 @@ class LookupSettings(PriorSettings):
     simulates: ClassVar[bool] = False
 
     @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
         from fedpriv.attacks.texts.lookup import read_lookup
         from fedpriv.attacks.texts.scene import Reading
         from fedpriv.attacks.texts.scoring import Language, Texts

@@ -45,7 +45,7 @@ class TagSettings(TextAttackSettings):
         return simulated_vectors
 
     @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
         from fedpriv.attacks.texts.scene import Reading
         from fedpriv.attacks.texts.scoring import squared_and_absolute
         from fedpriv.attacks.texts.search import Ground, Vectors
@@ -53,8 +53,7 @@ class TagSettings(TextAttackSettings):
         ground = Ground.of(scene, victim)
 
         def tell(step: int, loss: float) -> None:
-            if progress is not None:
-                progress(step + 1, self.iterations, loss)
+            progress(step + 1, self.iterations, loss)
 
         def rate(step: int) -> float:
             return self.learning_rate * (1 - step / self.iterations)

@@ -45,7 +45,7 @@ class TextMapSettings(PriorSettings):
         return simulated_probabilities
 
     @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress | None") -> "Reading":
+    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
         from fedpriv.attacks.texts.search import most_probable
 
         return most_probable(scene, victim, self, seed, progress)
