@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TORCH ?=
 ARGS ?=
 FINDING ?= $(patsubst findings/%.sh,%,$(wildcard findings/*.sh))
-BENCH ?= message step accounting attack shadow comparison
+BENCH ?= step accounting attack shadow comparison
 # One process a core and one more, since tests of deployments mostly wait (with two more CI takes a minute longer); one
 # thread a process, since small tensors are slower on more.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')

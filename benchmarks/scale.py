@@ -19,6 +19,8 @@ turns. One thread.
   Ray's once a core: with a ratio of 1, Ray with two cores takes half as long. Only a quiet machine shows that.
 - messages: bytes of the parameters that a node fetches once a round and of an answer, as Ray pickles them, and CPU
   milliseconds that the server takes for each answer.
+- exchange: milliseconds a client of a round's whole exchange inline (serialise the state, call the ClientApp, check its
+  reply), of the training alone, the very same function on the same batches, and of their difference.
 """
 
 import os
@@ -31,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -39,9 +42,11 @@ import numpy as np
 import psutil
 import torch
 from flwr.app import Message
+from torch import nn
 
 from benchmarks.measure import in_turns, medians, options, report, save, seconds
 from fedpriv.clients.app import client_app
+from fedpriv.clients.training import local_upload
 from fedpriv.core.config import DataConfig, EngineConfig, Experiment
 from fedpriv.core.plan import participants
 from fedpriv.core.progress import Silent
@@ -58,8 +63,8 @@ from fedpriv.server.exchange import Federation, ask_for_uploads
 from fedpriv.server.rules.mean import mean_upload
 from studies.arguments import whole
 
-TOLD = "scale: "  # begins what pfl's process says to us, as benchmarks.scale_pfl has it
-SETUPS = ("small", "flute", "pfl", "ray", "messages")
+TOLD = "scale: "  # begins what pfl's process says to us
+SETUPS = ("small", "flute", "pfl", "ray", "messages", "exchange")
 GRIDS = {"inline": InlineGrid, "stacked": StackedGrid}
 MODELS: Mapping[str, dict[str, Any]] = {"mlp(128)": {"name": "mlp", "hidden": [128]}, "lenet": {"name": "lenet"}}
 MECHANISMS: Mapping[str, dict[str, Any]] = {
@@ -67,6 +72,9 @@ MECHANISMS: Mapping[str, dict[str, Any]] = {
     "gaussian": {"name": "gaussian", "sigma": 1.0},
     "vmf": {"name": "vmf", "kappa": 1000.0},
 }
+EXCHANGED = ((256, 160), (1024, 896))  # hidden units
+EXCHANGING: tuple[dict[str, Any], ...] = ({"name": "none"}, {"name": "vmf", "epsilon": 100.0})
+LEAST = 60  # rounds whose exchange is timed
 SENT: Mapping[str, dict[str, Any]] = {
     "mlp(16)": {"name": "mlp", "hidden": [16]},
     "lenet": {"name": "lenet"},
@@ -92,12 +100,14 @@ def main() -> None:
         if "ray" in asked.only:
             rows += on_ray(10_000, asked.repeats)
         sent = [messages(model, asked.repeats) for model in SENT] if "messages" in asked.only else []
-        _print(rows, sent)
-        save(asked.json, rows=rows, messages=sent, torch=torch.__version__)
+        both = product(EXCHANGED, EXCHANGING) if "exchange" in asked.only else ()
+        parts = [exchange(*each, max(asked.repeats, LEAST)) for each in both]
+        _print(rows, sent, parts)
+        save(asked.json, rows=rows, messages=sent, exchange=parts, torch=torch.__version__)
 
 
-def _print(rows: Sequence[dict[str, Any]], sent: Sequence[dict[str, Any]]) -> None:
-    """A table of times, and one of messages, where there are any."""
+def _print(rows: Sequence[dict[str, Any]], sent: Sequence[dict[str, Any]], parts: Sequence[dict[str, Any]]) -> None:
+    """A table of times, one of messages, and one of an exchange, where there are any."""
     lines = [
         {"setup": row["setup"], "way": way, "taken": taken, "ratio": ratio, "fast": 1 / ratio}
         for row in rows
@@ -109,6 +119,9 @@ def _print(rows: Sequence[dict[str, Any]], sent: Sequence[dict[str, Any]]) -> No
     sizes = {"parameters, bytes": "{parameters:,}", "an answer, bytes": "{answer:,}"}
     if sent:
         report({"network": "{network}", **sizes, "the server's ms for it": "{ms:.2f}"}, sent)
+    if parts:
+        columns = {"mechanism": "{mechanism}", "parameters": "{parameters}"}
+        report({**columns, **{key: f"{{{key}:.3f}}" for key in ("exchange_ms", "training_ms", "overhead_ms")}}, parts)
 
 
 def small(model: str, mechanism: str, repeats: int) -> dict[str, Any]:
@@ -152,7 +165,7 @@ def pfl(folder: Path | None, repeats: int) -> dict[str, Any]:
     world = build_world(
         _experiment(
             data={"name": name},
-            model={"name": "benchmarks.scale_model:cnn"},
+            model={"name": "benchmarks.scale:cnn"},
             federation={"clients": users, "clients_per_round": 50, "rounds": repeats + 2, "algorithm": "fedavg"},
             training={"batch_size": 10, "learning_rate": 0.1},
         )
@@ -243,10 +256,62 @@ def messages(model: str, repeats: int) -> dict[str, Any]:
     return {"network": model, "parameters": grid.parameters, "answer": grid.answer, "ms": ms}
 
 
+def exchange(hidden: tuple[int, ...], mechanism: dict[str, Any], repeats: int) -> dict[str, Any]:
+    """The medians of a round's exchange, of the training alone, and of their difference, for each of eight clients."""
+    warm, clients = 5, range(8)
+    world = build_world(
+        _experiment(
+            data={"name": "digits"},
+            model={"name": "mlp", "hidden": hidden},
+            federation={"clients": len(clients), "rounds": repeats + warm + 1},
+            training={"batch_size": 8, "sampling": "fixed"},
+            mechanism=mechanism,
+        )
+    )
+    assume_server_identity(1)
+    grid = InlineGrid(client_app(world.secret), len(clients))
+    federation = Federation(grid, grid.nodes_by_partition(), world, world.experiment.model_dump_json())
+    pairs = []
+    for number in range(1, repeats + warm + 1):
+        whole_ = seconds(partial(ask_for_uploads, federation, number, dict.fromkeys(clients, world.initial)))
+        alone = sum(seconds(partial(local_upload, world, client, world.initial, number)) for client in clients)
+        pairs.append((whole_, alone, whole_ - alone))
+    columns = zip(("exchange_ms", "training_ms", "overhead_ms"), zip(*pairs[warm:], strict=True), strict=True)
+    figures = {name: 1e3 * statistics.median(taken) / len(clients) for name, taken in columns}
+    return {
+        "parameters": sum(value.numel() for value in world.initial.parameters.values()),
+        "mechanism": mechanism["name"],
+        **figures,
+    }
+
+
 def _family_seconds() -> dict[int, float]:
     """CPU seconds of this process and its children, by number."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return {each.pid: sum(each.cpu_times()[:2]) for each in family}
+
+
+def cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """pfl-research's network for CIFAR-10, as its configuration has it: Xavier weights, for images (C, H, W)."""
+    channels, height, width = shape
+    features = 64 * ((height - 4) // 2) * ((width - 4) // 2)
+    network = nn.Sequential(
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(features, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, classes),
+    )
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    return network
 
 
 def _is_here(name: str) -> bool:

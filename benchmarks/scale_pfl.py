@@ -25,11 +25,10 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.scale_model import cnn
+from benchmarks.scale import TOLD, cnn
 
 ROUNDS = 1000
 A_ROUND = 50
-TOLD = "scale: "
 
 
 class RoundsOnRequest(TrainingProcessCallback):
