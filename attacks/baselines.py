@@ -32,11 +32,6 @@ def row_scores(columns: Sequence[ColumnSpec], originals: Tensor, rows: Tensor) -
     ]
 
 
-def recovered_rows(columns: Sequence[ColumnSpec], originals: Tensor, rows: Tensor) -> list[bool]:
-    """Whether each row counts as recovered; see :class:`RowScore`."""
-    return [score.is_recovered for score in row_scores(columns, originals, rows)]
-
-
 def most_frequent(columns: Sequence[ColumnSpec], rows: Tensor) -> Tensor:
     """Return the row (1, 1, features) of the most frequent values and the medians of rows (N, 1, 1, features)."""
     flat = rows.flatten(1)
@@ -147,7 +142,7 @@ def _hits(offered: Tensor, tried: Tensor, bar: Tensor, success_ssim: float, colu
     if not bool(near.any()):
         return 0
     if columns:
-        return sum(recovered_rows(columns, tried[near], offered[near]))
+        return sum(score.is_recovered for score in row_scores(columns, tried[near], offered[near]))
     return int((metrics.ssim(tried[near], offered[near]) >= success_ssim).sum())
 
 

@@ -272,11 +272,6 @@ def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> Mechani
     return config
 
 
-def known_labels(labels: Sequence[int] | None, examples: int, classes: int) -> tuple[int, ...] | None:
-    """Return the labels, ascending."""
-    return None if labels is None else tuple(sorted(_labels("labels", labels, examples, classes)))
-
-
 def _labels(name: str, labels: Sequence[int], examples: int, classes: int) -> tuple[int, ...]:
     try:
         known = tuple(index(label) for label in labels)
@@ -410,7 +405,8 @@ def try_loss(loss: Criterion, classes: int, like: Tensor) -> TriedLoss:
         raise InputError("the loss of a batch is neither the mean nor the sum of its examples' losses")
     _check_numbers(loss, logits, numbers, together, alone)
     usual = soft_cross_entropy(logits, probabilities)
-    if _same(alone, usual) and _same(_soft(loss, logits), soft_cross_entropy(logits, _even(logits))):
+    soft = torch.stack([loss(row[None], _even(row[None])) for row in logits])
+    if _same(alone, usual) and _same(soft, soft_cross_entropy(logits, _even(logits))):
         return TriedLoss(soft_cross_entropy, sums)
     each = vmap(lambda row, label: loss(row[None], label[None]))
     return TriedLoss(each, sums, _shows_labels(loss, 0.1 * logits, probabilities))
@@ -445,10 +441,6 @@ def _check_numbers(loss: Criterion, logits: Tensor, numbers: Tensor, together: T
 
 def _even(logits: Tensor) -> Tensor:
     return torch.full_like(logits, 1 / logits.shape[1])
-
-
-def _soft(loss: Criterion, logits: Tensor) -> Tensor:
-    return torch.stack([loss(row[None], _even(row[None])) for row in logits])
 
 
 @dataclass(frozen=True)
@@ -608,7 +600,7 @@ def reconstruct(
     )
     before = present(model) if parameters is None else named_vector(parameters, model, "parameters")
     pairs = [(before, named_vector(upload, model, "upload")), *_repeated(repeats, model)]
-    known = known_labels(labels, public.examples, logits)
+    known = None if labels is None else tuple(sorted(_labels("labels", labels, public.examples, logits)))
     records = candidate_records(candidates, candidate_labels, public.examples, logits, size, bounds)
     heard = _heard(pairs, 1 / batch_size if criterion.sums else 1.0, public, known, records)
     doubts = _doubts(attack, OwnClient(model, loss, criterion.sums, public), heard, int(seed), criterion.each)

@@ -147,12 +147,8 @@ def _prepare(case: AttackCase, method: str, noise: float) -> tuple[Step, int, Ev
     return _batched(model, uploads, case.restarts, method == "batched-compiled")
 
 
-def _peaks(case: AttackCase, methods: tuple[str, ...], noise: float, threads: int) -> list[float]:
-    """The peak memory of a few steps, in MiB, over that of what was made before: each in a process of its own."""
-    return [in_own_process(_measure_peak, case, method, noise, threads) for method in methods]
-
-
 def _measure_peak(case: AttackCase, method: str, noise: float, threads: int) -> float:
+    """The peak memory of a few steps, in MiB, over that of what was made before; in a process of its own."""
     torch.set_num_threads(threads)
     _prepare(AttackCase(case.model, 1, 1), METHODS[0], noise)[0]()  # libraries are loaded
     step, _, _ = _prepare(case, method, noise)
@@ -179,7 +175,7 @@ def _measure(
     while time.perf_counter() < end or len(times[methods[0]]) < 3:
         for method, (step, count, _) in ready.items():
             times[method].append(1e3 * seconds(step) / count)
-    peaks = _peaks(case, methods, noise, threads)
+    peaks = [in_own_process(_measure_peak, case, method, noise, threads) for method in methods]
     ms = medians(times)
     return [
         {**asdict(case), "method": method, "ms_per_iteration_and_victim": ms[method], "peak_mib": peak}

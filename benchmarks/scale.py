@@ -160,7 +160,8 @@ def flute(repeats: int) -> dict[str, Any]:
 
 def pfl(folder: Path | None, repeats: int) -> dict[str, Any]:
     """A round of pfl-research's set-up by pfl itself, where it is there, and by ours."""
-    name = "cifar10-complete" if _is_here("cifar10-complete") else "cifar10"
+    there = {status.name for status in list_datasets("") if status.available}
+    name = "cifar10-complete" if "cifar10-complete" in there else "cifar10"
     users = len(load_dataset(DataConfig(name=name), 1).x_train) // 50
     world = build_world(
         _experiment(
@@ -312,10 +313,6 @@ def cnn(shape: tuple[int, int, int], classes: int) -> nn.Module:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
     return network
-
-
-def _is_here(name: str) -> bool:
-    return any(status.available for status in list_datasets("") if status.name == name)
 
 
 def _turns(setup: str, ways: Mapping[str, Callable[[], float]], repeats: int, *, warm: bool = True) -> dict[str, Any]:

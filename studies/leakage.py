@@ -709,13 +709,10 @@ def _missing(options: argparse.Namespace, rows: dict[Cell, CellRow]) -> Iterable
                 continue
             config = scale.settings[attack]
             batch = Batch(data, model, network, attack, config, mechanisms, victims, options.seed, options.device)
-            wanted = tuple(name for name in mechanisms if _is_missing(batch.cell(name), rows, options.again))
+            done = {cell for cell, row in rows.items() if row.result is not None and cell.attack not in options.again}
+            wanted = tuple(name for name in mechanisms if batch.cell(name) not in done)
             if wanted:
                 yield replace(batch, mechanisms=wanted)
-
-
-def _is_missing(cell: Cell, rows: dict[Cell, CellRow], again: Sequence[str]) -> bool:
-    return cell.attack in again or cell not in rows or rows[cell].result is None
 
 
 def _measured(batch: Batch, save: Callable[..., None]) -> list[CellRow]:

@@ -147,11 +147,6 @@ class KeptTokens:
         return tuple(takewhile(bool, self.tokens))
 
 
-def token_inputs(network: nn.Module, probes: Sequence[ProbedLayers], tokens: Tensor, length: int) -> dict[str, Tensor]:
-    """Return what goes into probes that see single tokens, (V, T, n), of tokens (V,) at every position."""
-    return inputs_of(network, probes, tokens[:, None].expand(-1, length))
-
-
 def kept_tokens(
     network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int, opening: tuple[int, ...]
 ) -> KeptTokens:
@@ -162,7 +157,7 @@ def kept_tokens(
     placed = False
     unseeing = torch.tensor([not span.sees_first for span in spans])
     for numbers in torch.arange(vocabulary).split(_CHUNK):
-        inputs = token_inputs(network, probes, numbers, length)
+        inputs = inputs_of(network, probes, numbers[:, None].expand(-1, length))
         shares = torch.stack([span.residuals(inputs[span.probe.layer]) for span in spans])
         passed = torch.stack([span.holds(inputs[span.probe.layer], tried) for span in spans])
         shares[unseeing, :, 0], passed[unseeing, :, 0] = 0.0, True

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from fedpriv.gradients import Block, Vector, flattened
@@ -147,7 +148,10 @@ class _LowRank(Matrix):
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], index: Tensor) -> None:
         rank = max(left.shape[1] for left, _ in pairs)
-        left, right = (torch.stack([_widened(pair[side], rank) for pair in pairs]) for side in (0, 1))
+        left, right = (
+            torch.stack([pad(columns, (0, rank - columns.shape[1])) for columns in side])
+            for side in zip(*pairs, strict=True)
+        )
         self._shared = len(pairs) == 1
         self._left, self._right = (left[0], right[0]) if self._shared else (left[index], right[index])
 
@@ -170,10 +174,6 @@ def _multiply(matrix: Tensor, inputs: Tensor, errors: Tensor) -> tuple[Tensor, T
         torch.mv(strip, a, out=left[start : start + step])
         right.addmv_(strip.mT, e[start : start + step])
     return left[None, None], right[None, None]
-
-
-def _widened(columns: Tensor, rank: int) -> Tensor:
-    return torch.nn.functional.pad(columns, (0, rank - columns.shape[1]))
 
 
 def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -755,7 +755,7 @@ class _BlockUpload:
     def __init__(self, scene: Scene, victim: Victim, heard: HeardBlocks) -> None:
         self._scene = scene
         precision: Precision = "float32" if scene.network.device.type == "mps" else "float64"
-        self._matcher = Matcher(scene.network, [victim], _relative_distance, precision)
+        self._matcher = Matcher(scene.network, [victim], relative_distance, precision)
         coordinates = sum(value.numel() for value in victim.gradient.values())
         across = max(heard.across, 1 / (SHARPEST * heard.length))
         self._scale = math.ceil(coordinates / heard.length) / (2 * across)
@@ -766,7 +766,3 @@ class _BlockUpload:
         one_hot = F.one_hot(torch.tensor([[label]], device=images.device), self._scene.classes)
         distance: Tensor = self._matcher(images, one_hot)[0]
         return self._scale * distance.to(image)
-
-
-def _relative_distance(comparison: Compared) -> Tensor:
-    return squared_distance(comparison) / comparison.heard.sum(dim=1).clamp(min=1e-30)
