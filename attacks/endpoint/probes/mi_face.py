@@ -64,8 +64,12 @@ class MiFace(ModelAttack):
         inverted = inverted_classes(referee, pictures, names)
         figures = inversion_figures(referee, inverted, floor)
         shown = {shown_class.picture: pictures[shown_class.label] for shown_class in inverted}
-        about = {"inverted": inverted, "guess_picture": "floor.png", "pictures": {**shown, "floor.png": floor}}
-        return (self.outcome(asked(), figures, *two_sentences(figures), variant=self._variant(), **about),)
+        return (
+            self.outcome(
+                asked(), figures, *two_sentences(figures), variant=self._variant(), inverted=inverted,
+                pictures={**shown, "floor.png": floor}, guess_picture="floor.png",
+            ),
+        )  # fmt: skip
 
     def gradient(self, scene: "ProbeScene") -> "tuple[Gradient, Callable[[], int]]":
         """Return what goes down the cost, and how many questions it has taken so far."""
