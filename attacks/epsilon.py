@@ -17,10 +17,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
-from scipy.stats import beta, binom, norm
+from scipy.stats import binom, norm
 
 from fedpriv import accounting
 from fedpriv.accounting.gaussian_proof import GaussianProof
+from fedpriv.attacks.intervals import binomial_lower, binomial_upper
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound
@@ -52,9 +53,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     """
     if not (0 <= successes <= trials and trials > 0):
         raise InputError(f"{successes} successes in {trials} trials")
-    low = float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0
-    high = float(beta.ppf(confidence, successes + 1, trials - successes)) if successes < trials else 1.0
-    return low, high
+    return binomial_lower(successes, trials, 1 - confidence), binomial_upper(successes, trials, 1 - confidence)
 
 
 def trials_epsilon(scores: Floats, inside: Bools, delta: float, confidence: float = 0.95) -> EpsilonBound:

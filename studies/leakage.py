@@ -43,8 +43,7 @@ from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, best_decisions
-from fedpriv.attacks.referee import score, score_guesses
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab.results import attack_results

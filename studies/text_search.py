@@ -26,11 +26,11 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
+from fedpriv.attacks.referee import bare
 from fedpriv.attacks.texts.referee import pairs, sentence_guesses, sentence_score
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.scoring import Scorer, Texts, trained_network
 from fedpriv.attacks.texts.soft import soft_network
-from fedpriv.attacks.truth import bare
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.records.attacks import SentenceResult, sentence_result

@@ -25,9 +25,8 @@ from fedpriv.attacks.methods.dlg import DlgSettings
 from fedpriv.attacks.methods.idlg import IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
-from fedpriv.attacks.referee import score
+from fedpriv.attacks.referee import Truth, score
 from fedpriv.attacks.settings import AttackSettings, MatchingSettings
-from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import build_world

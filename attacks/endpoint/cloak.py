@@ -1,6 +1,6 @@
 """Cloak attack: what a curious endpoint reconstructs from cloaked queries, and how often its answers are correct."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,12 +88,12 @@ def learn_noise(model: Model, images: Tensor, labels: Tensor, learning: Learning
     shift = torch.zeros(images.shape[1:], dtype=images.dtype, requires_grad=True)
     rho = torch.full_like(shift, _START).requires_grad_()
     even = uniform_noise(images.shape[1:], 1.0, learning.clamped)
-    optimizer = torch.optim.Adam([shift, rho], lr=learning.rate)
-    for batch, wanted in _batches(images, labels, learning, generator):
+
+    def loss(batch: Tensor, wanted: Tensor) -> Tensor:
         cloak = replace(even, shift=shift, sigma=learning.deviations(rho))
-        optimizer.zero_grad()
-        cloak_loss(model, cloak, learning.weight, batch, wanted, generator).backward()
-        optimizer.step()
+        return cloak_loss(model, cloak, learning.weight, batch, wanted, generator)
+
+    _descend([shift, rho], loss, images, labels, learning, generator)
     return replace(even, shift=shift.detach(), sigma=learning.deviations(rho).detach())
 
 
@@ -109,21 +109,30 @@ def suppress(
     """Send a constant in place of each feature whose deviation is above a threshold, trained for the cross entropy."""
     kept = cloak.sigma <= threshold
     constants = (images.mean(dim=0) + cloak.shift).requires_grad_()
-    optimizer = torch.optim.Adam([constants], lr=learning.rate)
-    for batch, wanted in _batches(images, labels, learning, generator):
+
+    def loss(batch: Tensor, wanted: Tensor) -> Tensor:
         sent = replace(cloak, kept=kept, constants=constants).hide(batch, generator)
-        optimizer.zero_grad()
-        functional.cross_entropy(model(sent), wanted).backward()
-        optimizer.step()
+        return functional.cross_entropy(model(sent), wanted)
+
+    _descend([constants], loss, images, labels, learning, generator)
     return replace(cloak, kept=kept, constants=constants.detach())
 
 
-def _batches(
-    images: Tensor, labels: Tensor, learning: Learning, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for _ in range(learning.steps):
-        rows = torch.randint(len(images), (min(learning.batch, len(images)),), generator=generator)
-        yield images[rows], labels[rows]
+def _descend(
+    moved: Iterable[Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    how: "Learning | Training",
+    generator: torch.Generator,
+) -> None:
+    """Make Adam's steps, each on a batch of images (n, C, H, W) and labels (n,)."""
+    optimizer = torch.optim.Adam(moved, lr=how.rate)
+    for _ in range(how.steps):
+        rows = torch.randint(len(images), (min(how.batch, len(images)),), generator=generator)
+        optimizer.zero_grad()
+        loss(images[rows], labels[rows]).backward()
+        optimizer.step()
 
 
 # What a curious endpoint reads out of the images that it is asked about, when people put noise on them.
@@ -200,12 +209,11 @@ def trained_reader(
     sent = cloak.hide(images, stream).float().flatten(1)
     scale = images.flatten(1).std(dim=0).square().mean().sqrt().float()
     reader = Reader(network.train(), sent.mean(dim=0), factors, scale)
-    optimizer = torch.optim.Adam(network.parameters(), lr=training.rate)
-    for _ in range(training.steps):
-        rows = torch.randint(len(images), (min(training.batch, len(images)),), generator=stream)
-        optimizer.zero_grad()
-        functional.cross_entropy(reader.logits(cloak.hide(images[rows], stream)), wanted[rows]).backward()
-        optimizer.step()
+
+    def loss(batch: Tensor, told: Tensor) -> Tensor:
+        return functional.cross_entropy(reader.logits(cloak.hide(batch, stream)), told)
+
+    _descend(network.parameters(), loss, images, wanted, training, stream)
     network.eval().requires_grad_(False)
     return reader
 

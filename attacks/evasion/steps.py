@@ -1,15 +1,20 @@
 """The loop of all evasion attacks: gradient steps inside a ball around the image and inside the range of pixels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpriv.attacks.evasion.table import EvasionAttack
+from fedpriv.attacks.intervals import binomial_upper
+from fedpriv.core.errors import InputError
 from fedpriv.core.names import NormName
+from fedpriv.core.randomness import torch_stream
+from fedpriv.core.records.reading import Record
 
 # What an evasion attack climbs: the loss of the network as it is, or through the expectation over its noise.
 
@@ -154,3 +159,143 @@ def strongest(
     with torch.no_grad():
         best = loss(moved, their_labels).view(copies, -1).argmax(dim=0)
     return moved.view(copies, *images.shape)[best, torch.arange(len(images), device=best.device)]
+
+
+# Run one evasion attack of one size on many images; votes and certificates judge the result.
+
+
+# Noisy numbers that are differentiated at once, over images, restarts and draws.
+_AT_ONCE = 1 << 22
+_MOST_IMAGES = 50
+# A certified image whose vote turned is asked again, so many times as often: near a tie, chance turns votes, too. Few
+# votes can refute nothing, however many attacks share the error.
+_AGAIN, _LEAST_AGAIN = 20, 2_000
+# Sizes are projected onto in the network's numbers, which may be float32.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class EvasionAttempt(Record):
+    """One attack of one size on one image that the votes had right before."""
+
+    image: Annotated[int, Field(ge=0)]  # its row in the test set
+    label: Annotated[int, Field(ge=0)]  # its class
+    attack: str  # the name
+    norm: str  # l2 or linf
+    size: Annotated[float, Field(gt=0)]  # of the ball, pixels from 0 to 1
+    distance: Annotated[float, Field(ge=0)]  # how far the attacked image is from the original, in the norm
+    predicted: Annotated[int, Field(ge=0)]  # the class that the votes choose of the attacked image
+    count: Annotated[int, Field(ge=0)]  # votes for the label
+    rival: Annotated[int, Field(ge=0)]  # votes for the strongest other class
+    votes: Annotated[int, Field(ge=1)]  # in all
+    # below which the image's certificate says that the vote cannot change; `None`: there is none
+    radius: Annotated[float, Field(ge=0)] | None = None
+    broken: bool = False  # whether the votes refute the certificate
+
+    def __post_init__(self) -> None:
+        if self.count + self.rival > self.votes:
+            raise ValueError(f"{self.count} and {self.rival} of {self.votes} votes")
+        if self.distance > self.size * (1 + _ROUNDING) + _ROUNDING:
+            raise InputError(key="distance", given=self.distance, allowed=f"at most size = {self.size:g}")
+        if self.broken and (self.right or not self.certified):
+            raise ValueError("broken = true, where no certificate can be broken")
+
+    @property
+    def right(self) -> bool:
+        """Whether the vote is still right."""
+        return self.predicted == self.label
+
+    @property
+    def certified(self) -> bool:
+        """Whether a certificate says that no perturbation of this size changes the vote."""
+        return self.radius is not None and self.size < self.radius
+
+
+@dataclass(frozen=True, eq=False)
+class Victims:
+    """Images that are right unattacked."""
+
+    rows: Sequence[int]  # of the test set, N
+    images: Tensor  # (N, C, H, W) on [0, 1], on the network's device
+    labels: Tensor  # (N,), on the network's device
+    radii: Mapping[int, float]  # row -> radius of its certificate, in the norm of the attacks; empty: there are none
+
+    def part(self, start: int, count: int) -> "Victims":
+        """Return ``count`` of them, or as many as there are from ``start`` on."""
+        chunk = slice(start, start + count)
+        return Victims(self.rows[chunk], self.images[chunk], self.labels[chunk], self.radii)
+
+
+@dataclass(frozen=True)
+class EvasionTrial:
+    """One attack of one size."""
+
+    name: str  # of the attack, as it is recorded
+    kind: type[EvasionAttack]  # the attack
+    ball: Ball  # how far it goes
+    draws: int  # of noise for each gradient; 0: without noise
+    steps: int  # of attacks that make several
+    restarts: int  # of attacks with random starts
+    votes: int  # that judge an attacked image
+    alpha: float  # probability with which the sound certificate of one image may be called broken
+    seed: int  # of random starts, draws and votes
+
+    @property
+    def purpose(self) -> str:
+        """Tells its streams from those of all others."""
+        return f"evasion-{self.name}-{self.ball.norm}-{self.ball.size!r}"
+
+
+def attempts(trial: EvasionTrial, target: Target, victims: Victims) -> list[EvasionAttempt]:
+    """Attack images, and have each attacked one voted on."""
+    many = max(1, trial.draws) * (trial.restarts if trial.kind.starts_anywhere else 1)
+    step = min(_MOST_IMAGES, max(1, _AT_ONCE // (many * target.dimension)))
+    attempts: list[EvasionAttempt] = []
+    for start in range(0, len(victims.rows), step):
+        part = victims.part(start, step)
+        attempts += _judged(trial, target, part, _attacked(trial, target, part))
+    return attempts
+
+
+def _attacked(trial: EvasionTrial, target: Target, victims: Victims) -> Tensor:
+    images, labels = victims.images, victims.labels
+    stream = torch_stream(trial.seed, trial.purpose, victims.rows[0], device=images.device)
+    loss = target.loss(trial.draws, stream)
+    return strongest(trial.kind, loss, images, labels, trial.ball, trial.steps, trial.restarts, stream)
+
+
+def _judged(trial: EvasionTrial, target: Target, victims: Victims, attacked: Tensor) -> list[EvasionAttempt]:
+    """A line for each image; a certified one whose vote turned is asked again, and that answer counts."""
+    votes = target.votes(attacked, trial.votes, f"{trial.purpose}-votes", victims.rows)
+    distances = trial.ball.distance(victims.images, attacked)
+    lines = [_line(trial, victims, at, float(distances[at]), votes[at]) for at in range(len(attacked))]
+    turned = [at for at, line in enumerate(lines) if line.certified and not line.right]
+    if turned:
+        rows = [victims.rows[at] for at in turned]
+        votes = target.votes(attacked[turned], max(_AGAIN * trial.votes, _LEAST_AGAIN), f"{trial.purpose}-again", rows)
+        for at, counts in zip(turned, votes, strict=True):
+            lines[at] = _line(trial, victims, at, float(distances[at]), counts)
+    return lines
+
+
+def _line(trial: EvasionTrial, victims: Victims, at: int, distance: float, votes: Tensor) -> EvasionAttempt:
+    """One line; a certificate is broken where, of the votes for two classes, its own has surely less than half."""
+    radius, label, ball = victims.radii.get(victims.rows[at]), int(victims.labels[at]), trial.ball
+    others = votes.clone()
+    others[label] = 0
+    count, rival = int(votes[label]), int(others.max())
+    proven = radius is not None and ball.size < radius
+    return EvasionAttempt(
+        image=victims.rows[at],
+        label=label,
+        attack=trial.name,
+        norm=ball.norm,
+        size=ball.size,
+        distance=distance,
+        predicted=int(votes.argmax()),
+        count=count,
+        rival=rival,
+        votes=int(votes.sum()),
+        radius=radius,
+        broken=proven and rival > count and binomial_upper(count, count + rival, trial.alpha) < 0.5,
+    )

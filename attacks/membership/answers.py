@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
-from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.attacks import ATTACKS, MOST_OTHERS, Signals
 from fedpriv.attacks.membership.game import draw_references
-from fedpriv.attacks.membership.signals import MOST_OTHERS, Signals
 from fedpriv.attacks.pairs import MembershipGame
 from fedpriv.attacks.questions import AnswerRule, Answers, Questions
 from fedpriv.attacks.references import Pool, mapped_network, train_references

@@ -3,6 +3,7 @@
 import shlex
 
 from fedpriv.attacks.epsilon import is_gaussian
+from fedpriv.attacks.membership.attacks import write_signals
 from fedpriv.attacks.membership.game import (
     canaries_in_references,
     draw_references,
@@ -10,7 +11,6 @@ from fedpriv.attacks.membership.game import (
     membership_signals,
 )
 from fedpriv.attacks.membership.records import Membership
-from fedpriv.attacks.membership.signals import write_signals
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.attacks.pairs import draw_candidates
 from fedpriv.attacks.references import build_pool

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fedpriv.attacks.epsilon import canary_epsilon, canary_gaussian_epsilon
 from fedpriv.attacks.membership import records
-from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.attacks import ATTACKS, Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.membership.records import MembershipAttack
-from fedpriv.attacks.membership.signals import Signals, label_logits, wrong_log_probabilities
 from fedpriv.attacks.pairs import MemberPairs
 from fedpriv.attacks.references import Pool, Reference, mapped_network, train_references
 from fedpriv.attacks.scores import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve

@@ -156,20 +156,22 @@ def _length(positions: Tensor, noise: float) -> int | None:
 
 def _of_one(table: Tensor, positions: Tensor, noise: float) -> Tensor:
     """Of each place of one sentence which row has it as a part, (length, V): 1 where it has, else 0."""
-    gram = positions @ positions.mT
-    ridge = (noise * positions.shape[1] + LEAST * gram.diagonal().max()) * torch.eye(len(gram), dtype=gram.dtype)
-    shares: Tensor = torch.linalg.solve(gram + ridge.to(gram.device), positions @ table.mT)
-    return shares
+    return _solved(positions, positions @ table.mT, noise)
 
 
 def _of_several(table: Tensor, tokens: Tensor, positions: Tensor, noise: float) -> Tensor:
     """Of each place which rows add up to it, (length, V), of those that stand out and at most as many as numbers."""
     shares = torch.zeros(len(positions), len(table), dtype=table.dtype, device=table.device)
     kept = tokens[: table.shape[1] // 2]
-    if not len(kept):
-        return shares
-    rows = table[kept]
+    if len(kept):
+        rows = table[kept]
+        shares[:, kept] = _solved(rows, rows @ positions.mT, noise).mT
+    return shares
+
+
+def _solved(rows: Tensor, products: Tensor, noise: float) -> Tensor:
+    """Solve for coefficients of rows (n, width) with this noise, by their products (n, m) with what they add up to."""
     gram = rows @ rows.mT
     ridge = (noise * rows.shape[1] + LEAST * gram.diagonal().max()) * torch.eye(len(gram), dtype=gram.dtype)
-    shares[:, kept] = torch.linalg.solve(gram + ridge.to(gram.device), rows @ positions.mT).mT
-    return shares
+    solved: Tensor = torch.linalg.solve(gram + ridge.to(gram.device), products)
+    return solved

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.reconstruction.results import Reconstruction
+from fedpriv.attacks.referee import UNMADE, Scores, Truth, bare, scored
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.attacks.truth import UNMADE, Scores, Truth, bare, scored
 from fedpriv.core.names import END, START
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Score, SentenceScore

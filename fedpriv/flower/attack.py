@@ -18,9 +18,8 @@ from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.observation import OTHERS, Observation, PublicSettings, list_observations, read_observation
 from fedpriv.attacks.own_model import Criterion, attack_config, reconstruct
 from fedpriv.attacks.reconstruction import AttackJob, Reconstruction
-from fedpriv.attacks.referee import public_guesses, score, score_guesses
+from fedpriv.attacks.referee import Truth, public_guesses, score, score_guesses
 from fedpriv.attacks.settings import known_attack
-from fedpriv.attacks.truth import Truth
 from fedpriv.core.columns import ColumnSpec, worded
 from fedpriv.core.config import AdversaryConfig, parse_override
 from fedpriv.core.errors import InputError

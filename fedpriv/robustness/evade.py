@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.attacks.evasion.steps import Ball, Loss, PlainTarget, Target
+from fedpriv.attacks.evasion.steps import (
+    Ball,
+    EvasionAttempt,
+    EvasionTrial,
+    Loss,
+    PlainTarget,
+    Target,
+    Victims,
+    attempts,
+)
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
-from fedpriv.attacks.evasion.trials import EvasionAttempt, EvasionTrial, Victims, attempts
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing

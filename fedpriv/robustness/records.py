@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from fedpriv.attacks.evasion.trials import EvasionAttempt
+from fedpriv.attacks.evasion.steps import EvasionAttempt
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.records import FileRecord

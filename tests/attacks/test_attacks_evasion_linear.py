@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.evasion.steps import Ball, strongest
+from fedpriv.attacks.evasion.steps import Ball, EvasionTrial, Victims, attempts, strongest
 from fedpriv.attacks.evasion.table import EVASIONS
-from fedpriv.attacks.evasion.trials import EvasionTrial, Victims, attempts
 from fedpriv.core.randomness import torch_stream
 from fedpriv.robustness.evade import SmoothedTarget
 from tests.cases import in_one_test

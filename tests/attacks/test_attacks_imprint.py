@@ -29,9 +29,8 @@ from fedpriv.attacks.reconstruction.first_layer.imprint import (
     craft_parameters,
     find_imprint_layers,
 )
-from fedpriv.attacks.referee import score
+from fedpriv.attacks.referee import Truth, score
 from fedpriv.attacks.threat import LISTENERS, ThreatModel, threat_model
-from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.core.config.sections import ACTIVE_LISTENERS
 from fedpriv.core.registry import ATTACKS

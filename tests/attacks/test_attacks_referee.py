@@ -12,8 +12,7 @@ from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.reconstruction import Reconstruction, Restart
-from fedpriv.attacks.referee import score, score_guesses
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.core.records import Score
 from tests.cases import in_one_test
 

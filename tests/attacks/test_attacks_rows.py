@@ -18,8 +18,7 @@ from fedpriv.attacks.methods.tabular import TabularSettings
 from fedpriv.attacks.observation import Observation, PublicSettings, read_observation, write_observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, Restart, run_attack
 from fedpriv.attacks.reconstruction.variables import Relaxation
-from fedpriv.attacks.referee import score, score_guesses
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.core.columns import ColumnSpec, features_of, groups, slices
 from fedpriv.core.records import Score, kind_of
 from fedpriv.core.runs import RunFolder

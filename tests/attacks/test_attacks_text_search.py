@@ -19,6 +19,7 @@ from fedpriv.attacks.reconstruction.matching import Objective, angle, squared_di
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.scene import ENDED
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
+from fedpriv.attacks.referee import bare
 from fedpriv.attacks.texts.lookup import read_lookup
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.scoring import (
@@ -33,7 +34,6 @@ from fedpriv.attacks.texts.scoring import (
 )
 from fedpriv.attacks.texts.search import Ground, Vectors, crossed, joined, rearranged, reordered, replaced, shortened
 from fedpriv.attacks.texts.soft import soft_network, table_name
-from fedpriv.attacks.truth import bare
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import ATTACKS

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from fedpriv.attacks.reconstruction import Reconstruction, Restart
-from fedpriv.attacks.referee import missed, score, score_guesses
+from fedpriv.attacks.referee import Truth, bare, missed, score, score_guesses
 from fedpriv.attacks.texts.referee import exact_chance, likeness, pairs, sentence_guesses, sentence_score
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.attacks.truth import Truth, bare
 from fedpriv.core.columns import worded
 from fedpriv.core.records import sentence_result
 from fedpriv.core.runs import RunFolder

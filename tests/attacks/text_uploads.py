@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat
 from fedpriv.attacks.reconstruction import AttackJob
+from fedpriv.attacks.referee import bare
 from fedpriv.attacks.texts.scene import padded
-from fedpriv.attacks.truth import bare
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.registry import ATTACKS

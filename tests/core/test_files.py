@@ -14,7 +14,7 @@ import torch
 from pydantic import TypeAdapter
 
 from fedpriv.accounting import compare_mechanisms
-from fedpriv.attacks.membership.signals import Signals, write_signals
+from fedpriv.attacks.membership.attacks import Signals, write_signals
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.core import files
 from fedpriv.core.cli.account.plot import draw_comparison

@@ -28,10 +28,9 @@ from fedpriv.attacks.reconstruction import (
     other_batches,
     stackable,
 )
-from fedpriv.attacks.referee import guessed_by_chance, missed, public_guesses, score, score_guesses
+from fedpriv.attacks.referee import Scores, Truth, bare, guessed_by_chance, missed, public_guesses, score, score_guesses
 from fedpriv.attacks.simulation import Mismatch, simulated_images
 from fedpriv.attacks.threat import ThreatModel, threat_model
-from fedpriv.attacks.truth import Scores, Truth, bare
 from fedpriv.core.asked_log import rounds_by_client
 from fedpriv.core.columns import ColumnSpec, cell_texts, worded
 from fedpriv.core.config import EngineConfig

@@ -19,10 +19,9 @@ from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.reconstruction import AttackJob
-from fedpriv.attacks.referee import score, score_guesses
+from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
-from fedpriv.attacks.truth import Truth
 from fedpriv.core.config import load_experiment, load_run
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError

@@ -17,8 +17,8 @@ from fedpriv.attacks.observation import (
     observation_title,
     read_observation,
 )
+from fedpriv.attacks.referee import Truth
 from fedpriv.attacks.threat import threat_model
-from fedpriv.attacks.truth import Truth
 from fedpriv.clients.training import local_upload
 from fedpriv.core.errors import InputError
 from fedpriv.core.plan import with_seed

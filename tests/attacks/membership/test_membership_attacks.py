@@ -11,8 +11,8 @@ from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
 from fedpriv.attacks.membership import attacks
-from fedpriv.attacks.membership.attacks import ATTACKS
-from fedpriv.attacks.membership.signals import (
+from fedpriv.attacks.membership.attacks import (
+    ATTACKS,
     Signals,
     label_logits,
     losses,

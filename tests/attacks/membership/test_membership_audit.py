@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.attacks.membership.attacks import Signals, label_logits
 from fedpriv.attacks.membership.audit import audit_run
-from fedpriv.attacks.membership.signals import Signals, label_logits
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent

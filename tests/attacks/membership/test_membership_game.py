@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from fedpriv.attacks.epsilon import is_gaussian
-from fedpriv.attacks.membership.attacks import ATTACKS
+from fedpriv.attacks.membership.attacks import ATTACKS, Signals
 from fedpriv.attacks.membership.game import (
     canaries_in_references,
     draw_references,
     make_attacks,
     membership_signals,
 )
-from fedpriv.attacks.membership.signals import Signals
 from fedpriv.attacks.pairs import MemberPairs, draw_candidates
 from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
 from fedpriv.attacks.scores import auc_interval

@@ -12,7 +12,7 @@ import torch
 
 from fedpriv.attacks.campaign import Campaign
 from fedpriv.attacks.membership.audit import audit_run
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.referee import Truth
 from fedpriv.core.config import read_toml
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import attack_again, attack_run, attack_stage, start_run, victims

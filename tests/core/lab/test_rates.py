@@ -11,8 +11,7 @@ import torch
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from fedpriv.attacks.referee import missed
-from fedpriv.attacks.truth import Truth
+from fedpriv.attacks.referee import Truth, missed
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import attack_run, start_run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_report_page import Element, parse, tile
 
-from fedpriv.attacks.evasion.trials import EvasionAttempt
+from fedpriv.attacks.evasion.steps import EvasionAttempt
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.report import load_view, render_page
