@@ -20,9 +20,9 @@ def cut(text: str, most: int = 60) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:
-    """Return a list for an error line: the first names, each shortened, and how many more; outer spaces are shown."""
+    """Return a list for an error line: the first names, shortened, and how many more; empty ones are quoted."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(cut(name if name == name.strip() else repr(name)) for name in names[:most]) + more
+    return ", ".join(cut(name if name and name == name.strip() else repr(name)) for name in names[:most]) + more
 
 
 def drop_output() -> None:

@@ -235,7 +235,7 @@ class Schema:
                 advice.remarks[name] = f"a category, by {shown}; or kind = 'number', and data.table.empty names {shown}"
                 self._check_category(config.model_copy(update={"kind": "category"}), found, advice)
                 return
-            if len(found.odd) > _MOST_ODD and config.low is None:
+            if len(found.odd) > _MOST_ODD:
                 advice.leave_out(name, f"{len(found.odd):,} texts are no numbers", "set kind = 'category'")
                 return
             marks = [mark for mark in MISSING_NUMBERS if mark not in self.table.classes]
@@ -378,6 +378,22 @@ class Schema:
                     f"column {config.name!r} holds {found.marks[0]!r} as an ordinary value: if it means an empty cell, "
                     "list it in data.table.empty"
                 )
+            if config.low is not None and config.high is not None:
+                cells = number_cells(self.test, config.name)  # test rows are public
+                outside = int(((cells < config.low) | (cells > config.high)).sum())
+                if 2 * outside > len(cells):
+                    lines.append(
+                        f"column {config.name!r}: {outside:,} of {len(cells):,} test rows lie outside low = "
+                        f"{config.low:g} and high = {config.high:g}, and are clipped to them"
+                    )
+        named = {
+            config.name: config.values or _values(self.train, config.name)
+            for config in self.read
+            if not self._is_number(config)
+        }
+        for name, values in {**named, self.table.label: self.classes}.items():
+            if alike := _alike(values):
+                lines.append(f"column {name!r}: {alike} differ only in capitals, and count as different values")
         return tuple(lines)
 
     @property
@@ -497,10 +513,10 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
         return Contents("other", f"cannot be read: {error}")
     if not len(found.texts):
         return Contents("other", "is empty in all rows")
+    if told != "category" and (neither := _neither(found)) is not None:
+        return neither
     if told == "number" and found.others.any() and not found.numbers.any():
         return Contents("other", "holds no number", "set kind = 'category'", odd=found.listed(found.others)[:1])
-    if told is None and (neither := _neither(found)) is not None:
-        return neither
     if told == "number" or (told is None and found.are_most(found.numbers) and not _is_category(kind)):
         return _numbers(found, name)
     is_own = len(found.texts) > FEW and 2 * len(found.texts) > found.rows
@@ -574,6 +590,14 @@ def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
     """Sorted, as numbers where all are."""
     found = sorted(texts)
     return tuple(sorted(found, key=float) if all_numbers(found) else found)
+
+
+def _alike(values: Iterable[str]) -> str:
+    """The first values that are the same text but for capitals; empty: there are none."""
+    alike: dict[str, list[str]] = {}
+    for value in values:
+        alike.setdefault(value.casefold(), []).append(value)
+    return " and ".join(next((list(map(repr, each)) for each in alike.values() if len(each) > 1), ()))
 
 
 def all_numbers(texts: Sequence[str]) -> bool:

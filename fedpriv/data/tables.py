@@ -344,5 +344,5 @@ def _hint(path: Path, delimiter: str) -> str:
 
 def separators(header: str) -> str:
     """What to set where a header has one name, with other separators in it; empty: it has none."""
-    found = next((each for each in ";\t|" if each in header), None)
+    found = next((each for each in ";\t|," if each in header), None)
     return "" if found is None else f"data.table.delimiter = {found!r} separates more"

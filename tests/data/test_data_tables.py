@@ -273,6 +273,8 @@ def test_what_is_neither_a_number_nor_a_category_is_named(tmp_path: Path, kind: 
     path = saved(tmp_path, {"a": cells, "b": ["u", "v"] * 100}, ending)
     error = refused(path)
     assert said in str(error).partition("\n")[0]
+    if ending == "csv":  # the reason is the same where bounds are told
+        assert said in str(refused(path, columns=[{"name": "a", "low": 0, "high": 9}]))
     table = tomllib.loads(error.paste)["data"]["table"]
     assert table["columns"] == [{"name": "a", "kind": "ignore"}]
     assert [column.name for column in loaded(path, **table).columns] == ["b"]
@@ -400,6 +402,14 @@ def test_names_and_numbers_of_rows_are_warned_of(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_values_that_are_probably_not_meant_are_warned_of(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": [row / 2 for row in range(100)], "c": ["ja", "Ja"] * 50, "y": ["n", "y"] * 50})
+    for low, said in ((0, []), (100, ["20 of 20 test rows lie outside low = 100 and high = 200"])):
+        *bounds, capitals = loaded(path, columns=[{"name": "a", "low": low, "high": low + 100}]).warnings
+        assert [line.partition(": ")[2].partition(",")[0] for line in bounds] == said
+        assert "'c': 'Ja' and 'ja' differ only in capitals" in capitals
+
+
 FILES: dict[str, tuple[bytes, str]] = {
     "people.json": (b"[{}]", "is JSON; pandas.read_json"),
     "people.xlsx": (b"PK", "is a workbook; save its sheet as CSV"),
@@ -484,8 +494,7 @@ def in_form(form: str, parts: list[datasets.Dataset], folder: Path, monkeypatch:
     return {"name": "hub", "path": str(path)}
 
 
-@pytest.mark.parametrize("key", ["", "ward"])
-@pytest.mark.parametrize("counts", [(60,), (60, 20)])
+@pytest.mark.parametrize(("counts", "key"), [((60,), "ward"), ((60, 20), "")])
 @pytest.mark.parametrize("form", ["parquet", "saved", "object"])
 def test_tables_of_the_hub_are_read_as_their_csv_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, counts: tuple[int, ...], key: str
