@@ -90,7 +90,7 @@ class _ExampleScores:
 
 def _scored(world: World, state: State, rows: Tensor) -> _ExampleScores:
     loss, right, targets = 0.0, [], []
-    with torch.inference_mode():
+    with torch.no_grad():
         for logits, target in _outputs(world, state, rows):
             loss += functional.cross_entropy(logits, target, reduction="sum").item()
             right.append((logits.argmax(1) == target).cpu())
@@ -131,7 +131,7 @@ def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> fl
     if world.forward_noise is None:
         return None
     drawing = world.forward_noise.drawing(world.model, world.experiment.seed, number, evaluates=True)
-    with drawing, torch.inference_mode():
+    with drawing, torch.no_grad():
         right = sum(int((logits.argmax(1) == target).sum()) for logits, target in _outputs(world, state, rows))
     return right / len(rows)
 

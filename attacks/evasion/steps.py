@@ -63,7 +63,7 @@ class PlainTarget:
 
     def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
         """Return one vote of each image, whatever ``count`` says."""
-        with torch.inference_mode():
+        with torch.no_grad():
             won = self.network(self.normalise(images)).argmax(dim=1)
         return functional.one_hot(won, self.classes).cpu()
 
@@ -71,7 +71,9 @@ class PlainTarget:
 def gradient(loss: Loss, images: Tensor, labels: Tensor) -> Tensor:
     """Return each image's gradient of its own loss, (B, C, H, W), detached; zero where it is not finite."""
     leaf = images.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf)
+    (slope,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf, allow_unused=True)
+    if slope is None:
+        raise InputError("the network has no derivative in its input, which these attacks follow")
     return slope.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -519,7 +519,7 @@ def label_signatures(network: Network, victim: Victim, layer: OutputLayer, image
     for label in range(classes):
         labels = F.one_hot(torch.full((len(images), 1), label), classes).to(images)
         gradients = network.gradients(victim.parameters, images, labels, shared=True, each=True)
-        total.append(victim.model.expected_of_examples(gradients)[layer.name].mean(dim=0).flatten())
+        total.append(victim.model.expected_of_examples(gradients)[layer.name].mean(dim=0).flatten().detach())
     return torch.stack(total)
 
 

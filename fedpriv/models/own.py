@@ -56,6 +56,8 @@ class OwnSettings(OpenModelSettings):
 
     def _builder(self) -> Callable[..., Any]:
         folder = str(Path.cwd())
+        if self.module.endswith(".py"):
+            raise self.refusal(f"expected the name of a module, {Path(self.module).stem}, without folder and .py")
         if folder not in sys.path:
             sys.path.append(folder)  # for good: the network's own code may import more later
         importlib.invalidate_caches()

@@ -44,7 +44,7 @@ class SmoothedNetwork:
 
     def predictions(self, images: Tensor) -> Tensor:
         """Return the class (B,) of images (B, C, H, W) on [0, 1], without noise."""
-        with torch.inference_mode():
+        with torch.no_grad():
             logits: Tensor = self.network(self.normalise(self._moved(images)))
             return logits.argmax(dim=1).cpu()
 
@@ -58,7 +58,7 @@ class SmoothedNetwork:
     def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
         """Return how often each class won, (B, classes), int64, on the CPU; the first layer runs once an image."""
         keep_freed_memory()
-        with torch.inference_mode():
+        with torch.no_grad():
             step = max(1, _PIECE // self._widest(images[:1]))
             return torch.stack(
                 [self._votes(image[None], count, step, purpose, row) for image, row in zip(images, rows, strict=True)]

@@ -88,7 +88,7 @@ def network_scores(network: torch.nn.Module, dataset: Dataset) -> Callable[[Tens
     first = next(network.parameters())
 
     def scores(images: Tensor) -> Scores:
-        with torch.inference_mode():
+        with torch.no_grad():
             parts = [network(dataset.normalise(part.to(first.device), first.dtype)) for part in images.split(_AT_ONCE)]
             logits: Scores = torch.cat(parts).double().cpu().numpy()
         return logits

@@ -84,7 +84,7 @@ def _heard(network: nn.Module, dataset: Dataset, images: Tensor) -> Array:
 
     hooks = [each.register_forward_hook(hear) for each in network.modules() if isinstance(each, nn.Linear)]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             network(dataset.normalise(images.to(first.device), first.dtype))
     finally:
         for hook in hooks:

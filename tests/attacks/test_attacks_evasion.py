@@ -115,6 +115,9 @@ def test_a_flat_loss_moves_nothing(norm: str, size: float) -> None:
         for flat in (lambda x, y: 0 * x.sum(dim=(1, 2, 3)), lambda x, y: (x * math.nan).sum(dim=(1, 2, 3))):
             found = attacked(EVASIONS[name], flat, pixels, labels, Ball(norm, size), STEPS, stream)  # type: ignore[arg-type]
             torch.testing.assert_close(found, pixels, rtol=0, atol=0)
+    constant = nn.Parameter(torch.ones(len(pixels)))  # as with a network that turns its input into whole numbers
+    with pytest.raises(InputError, match="no derivative in its input"):
+        gradient(lambda x, y: constant, pixels, labels)
 
 
 @pytest.mark.parametrize("norm", NORMS)

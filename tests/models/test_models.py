@@ -203,6 +203,11 @@ class Pair(nn.Linear):
 def two_outputs(shape, classes):
     return Pair(2, 2)
 
+def sparse(shape, classes):
+    model = linear(shape, classes).append(nn.Identity())
+    model[2].register_buffer("links", torch.eye(3).to_sparse())
+    return model
+
 def inferred(shape, classes):
     with torch.inference_mode():
         model = nn.Sequential(linear(shape, classes), nn.Linear(classes, classes))
@@ -325,6 +330,8 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.nets:wrong_output", "images of shape (2, 3, 8, 8) give (2, 6); expected logits of shape (2, 5)"),
         ("{own}.nets:wrong_input", "cannot take images of shape (2, 3, 8, 8): RuntimeError"),
         ("{own}.nets:two_outputs", "give (2, 3, 8, 8); expected logits"),
+        ("{own}.nets:sparse", "buffer 2.links is sparse"),
+        ("./{own}/nets.py:linear", "expected the name of a module, nets, without folder and .py"),
     ],
 )
 def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: str, why: str) -> None:

@@ -23,6 +23,14 @@ def test_loss_and_accuracy_are_scikit_learns() -> None:
     settings = {"model": {"name": "mlp", "hidden": [8]}, "engine": {"device": "cpu"}}
     world = build_world(Experiment.model_validate(settings))
     world.model.train()
+
+    def differentiates(_: object, given: tuple[torch.Tensor]) -> None:
+        """A network may do so in its forward pass, as those of energies and forces do."""
+        with torch.enable_grad():
+            pixels = given[0].detach().requires_grad_()
+            torch.autograd.grad(pixels.square().sum(), pixels)
+
+    world.model.register_forward_pre_hook(differentiates)
     loss, accuracy = evaluate(world, world.initial)
     with torch.no_grad():
         world.initial.load_into(world.model)

@@ -103,6 +103,6 @@ def _taught(world: World, client: int, number: int, positions: np.ndarray, image
         stream = numpy_stream(experiment.seed, "teacher", client, number)
         epochs = PateConfig.required(experiment).local_epochs
         teach(world.model, inputs, labels, experiment.training, epochs, stream, world.autocast)
-        with torch.inference_mode():
+        with torch.no_grad():
             seen = [world.model(world.network_input(part)).argmax(1).cpu() for part in images.split(_BATCH)]
     return torch.cat(seen)

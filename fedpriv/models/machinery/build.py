@@ -48,7 +48,7 @@ def model_digest(model: nn.Module, builder: str) -> bytes:
     digest = sha256()
     for key, value in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     for key, layer in model.named_modules():
         digest.update(f"{key} {type(layer).__module__}.{type(layer).__qualname__}\n".encode())
     for module in sorted({builder} | {type(layer).__module__ for layer in model.modules()}):
@@ -104,6 +104,9 @@ def _check_output(
     model: nn.Module, config: ModelSettings, shape: Shape, classes: int, sequences: SequenceShape | None
 ) -> None:
     """Try two blank examples, in evaluation mode so that running statistics stay as they are."""
+    sparse = next((name for name, value in model.named_buffers() if value.layout != torch.strided), None)
+    if sparse is not None:
+        raise config.refusal(f"buffer {sparse} is sparse: register its indices and values, and join them in forward")
     blank = torch.zeros(2, *shape) if sequences is None else torch.zeros(2, sequences.length, dtype=torch.int64)
     wanted = (2, sequences.length, classes) if sequences is not None and sequences.is_next else (2, classes)
     what = f"{'images' if sequences is None else 'sequences'} of shape {tuple(blank.shape)}"
