@@ -12,6 +12,7 @@ from fedpriv.attacks.scene import Rehearsal
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World
+from fedpriv.data.datasets import unit_scale
 
 # Enough for RMIA's shares of the population to be told apart to a thousandth.
 MOST_POPULATION = 2000
@@ -63,6 +64,11 @@ class MembershipGame:
     candidates: MemberPairs  # pairs, as in an audit
     pool: Pool  # training data, then test data, as the network is fed
     images: Tensor  # the same as they lie in the data set, uint8, (N, C, H, W)
+
+    def asked(self) -> tuple[Tensor, NDArray[np.int64]]:
+        """Return all candidates' images, (2 C, C, H, W) on [0, 1], float64, and labels."""
+        rows = torch.from_numpy(self.candidates.rows)
+        return unit_scale(self.images[rows], torch.float64), self.pool.labels.cpu()[rows].numpy()
 
 
 def draw_game(rehearsal: Rehearsal, pairs: int, seed: int) -> MembershipGame:

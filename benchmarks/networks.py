@@ -24,6 +24,7 @@ from fedpriv.core.threads import keep_freed_memory
 from fedpriv.diagnosis.cost import cpu_seconds, private_step, sgd, sgd_step
 from fedpriv.diagnosis.diagnose import random_batch
 from fedpriv.gradients import find_route, per_example_gradients
+from fedpriv.gradients.calls import until_the_end
 from studies.arguments import whole
 from studies.zoo import Row, rows
 
@@ -104,11 +105,9 @@ def _passes(model: nn.Module, x: Tensor, y: Tensor) -> None:
         edges.append(get_gradient_edge(output))
 
     layers = [layer for layer in model.modules() if layer._parameters and not list(layer.children())]
-    hooks = [layer.register_forward_hook(keep) for layer in layers]
-    total = LOSS(model(x), y).sum()
-    torch.autograd.grad(total, edges, allow_unused=True)
-    for hook in hooks:
-        hook.remove()
+    with until_the_end([layer.register_forward_hook(keep) for layer in layers]):
+        total = LOSS(model(x), y).sum()
+        torch.autograd.grad(total, edges, allow_unused=True)
 
 
 if __name__ == "__main__":

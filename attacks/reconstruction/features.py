@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from fedpriv.attacks.reconstruction.scene import Scene, Start
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.reconstruction.variables import SIDE, coordinates_of
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import copied
+from fedpriv.gradients.calls import copied, until_the_end
 
 # What a convolution got of one example, from the gradients of weights alone, up to a factor.
 #
@@ -92,27 +93,20 @@ def read_activation(scene: Scene, victim: Victim) -> Activation | None:
 
 def _calls(scene: Scene, victim: Victim) -> list[_Called]:
     """The convolutions with overlapping patches, in the order of their calls."""
-    model, calls = scene.network.model, []
+    calls: list[_Called] = []
 
-    def write(name: str, layer: nn.Conv2d) -> Any:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            calls.append(_Called(name, layer, inputs[0].shape[1:], output.shape[1:], victim.gradient[f"{name}.weight"]))
-
-        return layer.register_forward_hook(hook)
+    def write(name: str, layer: nn.Conv2d, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append(_Called(name, layer, inputs[0].shape[1:], output.shape[1:], victim.gradient[f"{name}.weight"]))
 
     handles = [
-        write(name, layer)
-        for name, layer in model.named_modules()
+        layer.register_forward_hook(partial(write, name))
+        for name, layer in scene.network.model.named_modules()
         if type(layer) is nn.Conv2d and f"{name}.weight" in victim.gradient
         if layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         if all(size > step for size, step in zip(layer.kernel_size, layer.stride, strict=True))
     ]
-    try:
-        with torch.no_grad():
-            scene.network.logits(victim.parameters, torch.zeros(1, *scene.shape).to(scene.mean))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with until_the_end(handles), torch.no_grad():
+        scene.network.logits(victim.parameters, torch.zeros(1, *scene.shape).to(scene.mean))
     return calls
 
 

@@ -60,7 +60,7 @@ from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.reconstruction.variables import coordinates_of
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import copied
+from fedpriv.gradients.calls import copied, until_the_end
 
 KERNELS = 20260329  # the seed of the kernels and of the target's row; it decides nothing else
 SILENT = 20.0  # the bias of the silent class: all others have probabilities below 2e-8 together
@@ -164,11 +164,8 @@ def _clear_body(model: nn.Module, last: str, images: Tensor) -> Vector:
 
     made = {name: layer for name, layer in network.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
     del made[last]
-    handles = [layer.register_forward_pre_hook(make) for layer in made.values()]
-    with torch.no_grad():
+    with until_the_end([layer.register_forward_pre_hook(make) for layer in made.values()]), torch.no_grad():
         network(images)
-    for handle in handles:
-        handle.remove()
     return {
         f"{name}.{part}": value.detach() for name, layer in made.items() for part, value in layer.named_parameters()
     }
@@ -191,11 +188,8 @@ def _features(network: Network, parameters: Vector, layer: str, images: Tensor) 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         given.append(inputs[0])
 
-    handle = network.model.get_submodule(layer).register_forward_pre_hook(keep)
-    try:
+    with until_the_end([network.model.get_submodule(layer).register_forward_pre_hook(keep)]):
         functional_call(network.model, parameters, (images,))
-    finally:
-        handle.remove()
     return given[0]
 
 

@@ -8,9 +8,10 @@ multiplies by a weight of its own, whatever its class: GPT-2's of the library tr
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ from fedpriv.attacks.texts.scene import TextScene, padded
 from fedpriv.attacks.texts.soft import lookup_layers
 from fedpriv.core.names import END, START
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import copied
+from fedpriv.gradients.calls import copied, until_the_end
 
 Reach = Literal["token", "prefix", "sequence"]
 
@@ -119,11 +120,8 @@ def inputs_scaled(
         for factor, layers in changes.items()
         for layer in layers
     ]
-    try:
+    with until_the_end(handles):
         return inputs_of(network, [probe], tokens)[probe.layer]
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _matrices(network: nn.Module, names: Sequence[str]) -> dict[str, str]:
@@ -172,43 +170,20 @@ def _reach(given: Tensor, first: Tensor, last: Tensor) -> Reach:
 
 
 @torch.no_grad()
-def _record(
-    network: nn.Module,
-    layers: Collection[str],
-    tokens: Tensor,
-    *,
-    stop: bool = False,
-) -> dict[str, Tensor]:
+def _record(network: nn.Module, layers: Collection[str], tokens: Tensor, *, stop: bool = False) -> dict[str, Tensor]:
     """What goes into layers, by name, in the order in which they are called."""
     heard: dict[str, Tensor] = {}
-    with _listening(network, layers, heard, stop=stop), suppress(_EnoughError):
+
+    def note(name: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        if given and isinstance(given[0], Tensor) and given[0].ndim == 3:  # DoRA gives it matrices, too
+            heard[name] = given[0]
+        if stop and len(heard) == len(layers):
+            raise _EnoughError
+
+    hooks = [network.get_submodule(name).register_forward_pre_hook(partial(note, name)) for name in layers]
+    with until_the_end(hooks), suppress(_EnoughError):
         network(tokens)
     return heard
-
-
-@contextmanager
-def _listening(
-    network: nn.Module,
-    layers: Collection[str],
-    heard: dict[str, Tensor],
-    *,
-    stop: bool,
-) -> Iterator[None]:
-    def hook(name: str) -> "torch.utils.hooks.RemovableHandle":
-        def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            if given and isinstance(given[0], Tensor) and given[0].ndim == 3:  # DoRA gives it matrices, too
-                heard[name] = given[0]
-            if stop and len(heard) == len(layers):
-                raise _EnoughError
-
-        return network.get_submodule(name).register_forward_pre_hook(note)
-
-    handles = [hook(name) for name in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # Sentences of encoders from the gradients of the first attention's queries and keys, in closed form, without noise.

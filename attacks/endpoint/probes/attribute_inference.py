@@ -32,7 +32,6 @@ class AttributeInference(ModelAttack):
     @override
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
-        import torch
 
         from fedpriv.accounting.ceiling import membership_advantage
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
@@ -40,13 +39,11 @@ class AttributeInference(ModelAttack):
         from fedpriv.attacks.pairs import draw_game, pairs_within
         from fedpriv.core.figure import Figure
         from fedpriv.core.records import Interval
-        from fedpriv.data.datasets import unit_scale
 
         endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)
         count = pairs_within(scene.budget, self.pairs, 2 * len(hidden))
         game = draw_game(scene.known_training(), count, scene.seed)
-        rows = torch.from_numpy(game.candidates.rows)
-        images, labels = unit_scale(game.images[rows], torch.float64), game.pool.labels.cpu()[rows].numpy()
+        images, labels = game.asked()
         truth = np.stack([truth_of(attribute, images) for attribute in hidden])
         right = np.stack([guessed_values(endpoint, attribute, images, labels) for attribute in hidden]) == truth
         prior = np.array([attribute.prior > 0.5 for attribute in hidden])[:, None] == truth

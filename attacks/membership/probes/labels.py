@@ -36,12 +36,10 @@ class MembershipByLabels(ModelAttack):
         from fedpriv.attacks.membership.answers import membership_figures, told_words
         from fedpriv.attacks.pairs import draw_game, pairs_within
         from fedpriv.core.randomness import numpy_stream
-        from fedpriv.data.datasets import unit_scale
 
         endpoint, each = scene.open(), 1 + self.noisy
         game = draw_game(scene.known_training(), pairs_within(scene.budget, self.pairs, each), scene.seed)
-        rows = torch.from_numpy(game.candidates.rows)
-        images, labels = unit_scale(game.images[rows], torch.float64), game.pool.labels.cpu()[rows].numpy()
+        images, labels = game.asked()
         draws = numpy_stream(scene.seed, "probe-noisy-images")
         gap = (endpoint.ask(images).labels == labels).astype(np.float64)
         right = gap.copy()
