@@ -1,6 +1,7 @@
 """Cloak attack: what a curious endpoint reconstructs from cloaked queries, and how often its answers are correct."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,10 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.attacks.scene import Network, ProbeScene, Public, probabilities
+from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
+from fedpriv.attacks.endpoint.probes.cloak import CloakedQuestions
+from fedpriv.attacks.probing import ProbeOutcome, Shown
+from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, probabilities
+from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.records import CONFIDENCE, Interval
+from fedpriv.core.registry import MODELS
+from fedpriv.data.datasets import group_numbers
+from fedpriv.models.machinery.build import build_model
 
 # The model stays as it is. Each feature gets a shift and a deviation of its own: large where the model does not look.
 # It is a heuristic: it is no differential privacy, and nothing is proven about what somebody reads out of a question.
@@ -325,8 +333,6 @@ class Game:
 
 def substitute(scene: ProbeScene) -> tuple[Network, int]:
     """Return a copy of the model from its answers to mixed public images, and how many it took."""
-    from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
-
     endpoint = scene.open()
     images = mixed_images(scene.known_public(), scene.budget, numpy_stream(scene.seed, "probe-substitute"))
     copy = trained_copy(scene, images, probabilities(endpoint.ask(images), scene.classes))
@@ -402,3 +408,94 @@ def verdict(cloaked: CloakTrial, uniform: CloakTrial, majority: float) -> str:
     if low <= 0:
         return f"Cloak is not shown to hide more than uniform noise. {words}"
     return f"Cloak hides more than uniform noise from this adversary. {words}"
+
+
+_SHOWN = 3  # images in the report
+_HEURISTIC = "Cloak is a heuristic: nothing is proven."
+
+
+def read_cloaked(settings: CloakedQuestions, scene: ProbeScene, referee: ProbeReferee) -> tuple[ProbeOutcome, ...]:
+    """Play the game with each weight's noise, and with features suppressed where some are."""
+    game = _game(settings, scene, referee)
+    if settings.gradient == "answers":
+        teacher, asked = substitute(scene)
+    elif scene.model is None:
+        raise ValueError("the scene has no model")
+    else:
+        teacher, asked = scene.model, 0
+    clean = game.untouched()
+    *outcomes, last = (
+        _outcome(settings, game, clean, words, trial, asked)
+        for number, weight in enumerate(settings.weights)
+        for words, trial in _trials(settings, game, teacher, weight, number)
+    )
+    # Said once, and not of each variant.
+    result = replace(last.result, sentences=(*last.result.sentences, _HEURISTIC))
+    return (*outcomes, replace(last, result=result))
+
+
+def _game(settings: CloakedQuestions, scene: ProbeScene, referee: ProbeReferee) -> Game:
+    """Who plays."""
+    public, held = scene.known_public(), referee.held
+    if public.finer is None or held.finer is None:
+        raise ValueError("the images have no finer classes")
+    classes = scene.finer_classes
+    groups = settings.attribute or tuple((label,) for label in range(classes))
+    numbers = group_numbers(groups, classes, f"{settings.name}.attribute")
+    game = Game(
+        referee.truth, public, held, (numbers[public.finer], numbers[held.finer]),
+        lambda: build_model(MODELS[settings.network](), scene.shape, len(groups), scene.seed),
+        Training(settings.training, settings.filtered), settings.clamped, scene.seed,
+    )  # fmt: skip
+    if game.guess == 1 or not len(torch.unique(game.wanted[1])) > 1:
+        raise InputError(f"{settings.name}.attribute follows from the model's task: there is nothing to hide")
+    return game
+
+
+def _trials(
+    settings: CloakedQuestions, game: Game, teacher: Network, weight: float, number: int
+) -> Iterator[tuple[str, CloakTrial]]:
+    """The learnt noise, and the same with features suppressed where some are."""
+    learning = Learning(weight, settings.least, settings.most, settings.steps, settings.rate, clamped=settings.clamped)
+    stream = torch_stream(game.seed, "probe-cloak", number)
+    images, labels = game.public.images, game.public.labels
+    learnt = learn_noise(teacher, images, labels, learning, stream)
+    yield f"lambda {weight:g}", game.trial(learnt)
+    few = suppress(learnt, settings.threshold, teacher, images, labels, learning, stream)
+    if not bool(few.kept.all()):
+        yield f"lambda {weight:g}, suppressed above {settings.threshold:g}", game.trial(few)
+
+
+def _outcome(
+    settings: CloakedQuestions, game: Game, clean: CloakTrial, words: str, cloaked: CloakTrial, asked: int
+) -> ProbeOutcome:
+    uniform = game.beside(cloaked)
+    figures = trial_figures({"cloaked": cloaked, "uniform noise": uniform}, clean, game.guess, game.majority)
+    figures += suppression_figures(cloaked.cloak, game.public.images)
+    variant = words if settings.gradient == "model" else f"{words}, learnt from answers"
+    pictures = _pictures(game, cloaked, uniform, settings.most)
+    files = {_file(settings.name, variant, *words): words for words in pictures}
+    shown = tuple(Shown(file, *words) for file, words in files.items())
+    images = {file: pictures[words] for file, words in files.items()}
+    sentence = verdict(cloaked, uniform, game.majority)
+    return settings.outcome(asked, figures, sentence, variant=variant, pictures=images, shown=shown)
+
+
+def _file(*parts: str) -> str:
+    """A name of a picture, without spaces and signs."""
+    return re.sub("[^a-z0-9.]+", "-", " ".join(parts).lower()) + ".png"
+
+
+def _pictures(game: Game, cloaked: CloakTrial, uniform: CloakTrial, most: float) -> dict[tuple[str, str], Tensor]:
+    """The first images held, as they are and as they are sent, and where the noise is: (kind, what) -> image."""
+    images = game.held.images[:_SHOWN]
+    sent = {
+        "Original": images,
+        "Cloaked": cloaked.cloak.hide(images, torch_stream(game.seed, "probe-shown")),
+        "Uniform noise": uniform.cloak.hide(images, torch_stream(game.seed, "probe-shown")),
+    }
+    shots = {
+        (kind, f"Test image {number + 1}"): image for number in range(len(images)) for kind, batch in sent.items()
+        for image in [batch[number].clamp(0, 1)]
+    }  # fmt: skip
+    return {("Noise", "White: the most"): cloaked.cloak.sigma / most, **shots}

@@ -11,8 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.attacks.membership.answers import Told, ask_rows, membership_figures, reference_signals, told_words
+from fedpriv.attacks.membership.attacks import judged, predictions
+from fedpriv.attacks.membership.probes.synthetic import MembershipBySynthesis
+from fedpriv.attacks.pairs import draw_game, pairs_within
+from fedpriv.attacks.probing import ProbeOutcome
 from fedpriv.attacks.questions import Questions
-from fedpriv.attacks.scene import Public, probabilities
+from fedpriv.attacks.references import Pool, Reference, train_references
+from fedpriv.attacks.scene import ProbeScene, Public, Rehearsal, probabilities
+from fedpriv.core.randomness import numpy_stream
 
 
 @dataclass(frozen=True)
@@ -98,3 +105,78 @@ def noisy_real(images: Tensor, labels: Tensor, share: float, generator: np.rando
 def _random(generator: np.random.Generator, shape: tuple[int, ...], binary: bool) -> NDArray[np.float64]:
     drawn = generator.random(shape)
     return np.rint(drawn) if binary else drawn
+
+
+_SEARCH, _STATISTICS = "records that the model is sure of", "features drawn one by one"
+_NOISY = "public records with noise"
+_FEWEST = 20
+
+
+def by_shadows(settings: MembershipBySynthesis, scene: ProbeScene) -> tuple[ProbeOutcome, ...]:
+    """Train shadows on data that are made in each of the ways."""
+    ways = (_SEARCH,) if scene.public is None else (_SEARCH, _STATISTICS, _NOISY)
+    return tuple(_by(settings, way, number, scene) for number, way in enumerate(ways))
+
+
+def _by(settings: MembershipBySynthesis, way: str, number: int, scene: ProbeScene) -> ProbeOutcome:
+    rehearsal, endpoint = scene.known_training(), scene.open()
+    game = draw_game(rehearsal, pairs_within(scene.budget // 2, settings.pairs), scene.seed)
+    left = scene.budget - len(game.candidates.rows)
+    generator = numpy_stream(scene.seed, "probe-synthesis", number)
+    made = _made(settings, way, scene, endpoint, left, generator)
+    asked = endpoint.asked
+    if len(made.labels) < _FEWEST:
+        sentence = f"{asked} questions made {len(made.labels)} records: too few to train shadows on; ask more."
+        return settings.outcome(asked, (), sentence, variant=way)
+    told, inside = _shadows(rehearsal, made, settings.references, generator)
+    target = ask_rows(endpoint, game, game.candidates.rows)
+    records = np.stack([predictions(answer.logits, answer.others) for answer in told])
+    scores = judged(records, inside, predictions(target.logits, target.others))
+    figures = membership_figures({"shadow models": scores}, game.candidates.truth, scene.proven, scene.seed)
+    sentence = (
+        f"{asked} questions made data ({len(made.labels)} records), {endpoint.asked - asked} were about candidates"
+        f": {told_words(len(game.candidates.members), figures[0])}"
+    )
+    return settings.outcome(endpoint.asked, figures, sentence, variant=way)
+
+
+def _made(
+    settings: MembershipBySynthesis,
+    way: str,
+    scene: ProbeScene,
+    endpoint: Questions,
+    left: int,
+    generator: np.random.Generator,
+) -> Public:
+    count = min(settings.records, left)
+    if way == _SEARCH:
+        binary = scene.public is not None and is_binary(scene.public.images)
+        return by_model(endpoint, scene.shape, count, left, binary, generator)
+    public = scene.known_public()
+    if way == _STATISTICS:
+        return by_statistics(public.images, endpoint, count, generator)
+    return noisy_real(public.images[: settings.records], public.labels[: settings.records], settings.noise, generator)
+
+
+def _shadows(
+    rehearsal: Rehearsal, made: Public, count: int, generator: np.random.Generator
+) -> tuple[list[Told], NDArray[np.bool_]]:
+    """Train shadows, each on a half of the records; what each would say about all, and which it was trained with."""
+    world, total = rehearsal.world, len(made.labels)
+    images = world.dataset.normalise(made.images, next(iter(world.initial.parameters.values())).dtype)
+    pool = Pool(images.to(world.device), made.labels.to(world.device))
+    sizes = [len(rows) for rows in world.partitions]
+    inside = np.stack([generator.permutation(total) < total // 2 for _ in range(count)])
+    shares = []
+    for half in inside:
+        rows = np.flatnonzero(half)
+        # As many as the run has: each record once, or as often as it takes.
+        drawn = np.resize(generator.permutation(rows), sum(sizes))
+        shares.append(tuple(np.split(drawn, np.cumsum(sizes)[:-1])))
+    # With fewer places than records, only those that got one were trained with.
+    inside = np.stack([np.isin(np.arange(total), np.concatenate(share)) for share in shares])
+    seeds = generator.integers(2**31, size=count).tolist()
+    drawn_references = [Reference(*each) for each in zip(seeds, shares, strict=True)]
+    last = max(rehearsal.schedule)
+    stack = train_references(world, pool, drawn_references, rehearsal.schedule, [last])[last]
+    return reference_signals(rehearsal, rehearsal.rule, stack, pool, np.arange(total)), inside
