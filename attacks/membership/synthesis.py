@@ -4,8 +4,6 @@ Three ways: search for records that the target is sure of; draw every feature fr
 records of the same kind, with noise. Records are images here, every pixel a feature.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,15 +19,10 @@ from fedpriv.attacks.references import Pool, Reference, train_references
 from fedpriv.attacks.scene import ProbeScene, Public, Rehearsal, probabilities
 from fedpriv.core.randomness import numpy_stream
 
-
-@dataclass(frozen=True)
-class RecordSearch:
-    """How records are searched for (the paper's Algorithm 1)."""
-
-    confidence: float = 0.5  # of the target in a record's class, from which on it may be taken
-    changed: float = 0.3  # share of the features that a proposal changes at first (k_max)
-    least: float = 0.03  # share that it changes at last (k_min)
-    rejections: int = 5  # in a row after which the share is halved
+# How records are searched for (the paper's Algorithm 1).
+SURE = 0.5  # confidence of the target in a record's class, from which on it may be taken
+MOST_CHANGED, LEAST_CHANGED = 0.3, 0.03  # shares of the features that a proposal changes, first and last (k_max, k_min)
+REJECTIONS = 5  # in a row after which the share is halved
 
 
 def is_binary(images: Tensor) -> bool:
@@ -44,7 +37,6 @@ def by_model(
     budget: int,
     binary: bool,
     generator: np.random.Generator,
-    search: RecordSearch | None = None,
 ) -> Public:
     """Climb the target's confidence from random records, all records of all classes at once.
 
@@ -53,13 +45,12 @@ def by_model(
 
     It returns those that were found; there may be none.
     """
-    how = search or RecordSearch()
     features = int(np.prod(shape))
     wanted = np.arange(count) % endpoint.classes
     best = _random(generator, (count, features), binary)
     proposed = best.copy()
     height, waited = np.zeros(count), np.zeros(count, dtype=np.int64)
-    share, open_, taken = np.full(count, how.changed), np.ones(count, dtype=np.bool_), []
+    share, open_, taken = np.full(count, MOST_CHANGED), np.ones(count, dtype=np.bool_), []
     spent = 0
     while open_.any() and spent + int(open_.sum()) <= budget:
         rows = np.flatnonzero(open_)
@@ -70,13 +61,13 @@ def by_model(
         better = own >= height[rows]
         gained, lost = rows[better], rows[~better]
         best[gained], height[gained], waited[gained] = proposed[gained], own[better], 0
-        sure = better & (own > how.confidence) & (shares.argmax(axis=1) == wanted[rows])
+        sure = better & (own > SURE) & (shares.argmax(axis=1) == wanted[rows])
         accepted = rows[sure & (generator.random(len(rows)) < own)]
         taken += accepted.tolist()
         open_[accepted] = False
         waited[lost] += 1
-        weary = lost[waited[lost] > how.rejections]
-        share[weary], waited[weary] = np.maximum(share[weary] / 2, how.least), 0
+        weary = lost[waited[lost] > REJECTIONS]
+        share[weary], waited[weary] = np.maximum(share[weary] / 2, LEAST_CHANGED), 0
         changed = generator.random(best.shape) < share[:, None]
         changed[np.arange(count), generator.integers(features, size=count)] = True
         proposed = np.where(changed, _random(generator, best.shape, binary), best)

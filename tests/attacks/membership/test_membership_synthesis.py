@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.membership.synthesis import RecordSearch, by_model, by_statistics, is_binary, noisy_real
+from fedpriv.attacks.membership import synthesis
+from fedpriv.attacks.membership.synthesis import by_model, by_statistics, is_binary, noisy_real
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, linear
 
 CLASSES = 3
@@ -43,11 +44,11 @@ def test_binary_features_are_flipped_and_others_get_noise() -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_searched_records_are_what_the_model_is_sure_of(binary: bool) -> None:
+def test_searched_records_are_what_the_model_is_sure_of(binary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthesis, "SURE", 0.8)
     network = linear(CLASSES, seed=2)
     server = endpoint(network, CLASSES, most=3000)
-    search = RecordSearch(confidence=0.8)
-    made = by_model(server, SHAPE, 45, 3000, binary, np.random.default_rng(1), search)
+    made = by_model(server, SHAPE, 45, 3000, binary, np.random.default_rng(1))
     shares = network(made.images).softmax(1).detach()
     own = shares.gather(1, made.labels[:, None])[:, 0]
     assert len(own) > 30 and float(own.min()) > 0.8
@@ -56,7 +57,8 @@ def test_searched_records_are_what_the_model_is_sure_of(binary: bool) -> None:
     assert bool(((made.images >= 0) & (made.images <= 1)).all())
 
 
-def test_a_search_never_asks_beyond_its_budget() -> None:
+def test_a_search_never_asks_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthesis, "SURE", 0.999999)
     server = endpoint(linear(CLASSES, seed=2), CLASSES, most=100)
-    made = by_model(server, SHAPE, 40, 100, True, np.random.default_rng(1), RecordSearch(confidence=0.999999))
+    made = by_model(server, SHAPE, 40, 100, True, np.random.default_rng(1))
     assert server.asked == 80 and len(made.labels) == 0
