@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 from torch import Tensor
 
 from fedpriv.attacks import metrics
+from fedpriv.attacks.intervals import binomial_upper
 from fedpriv.core.columns import ColumnSpec, decode, slices
 from fedpriv.core.records import RowScore
 
@@ -132,9 +132,7 @@ def recovery_chance(
     true = tried.cpu().double().flatten(1)
     bar = torch.stack([(true - image.double().flatten()).square().mean(dim=1) for image in constant]).amin(dim=0)
     hits = [_hits(picture.expand_as(tried), tried, bar, success_ssim, columns) for picture in pictures]
-    level = 1 - (1 - CONFIDENCE) / len(pictures)
-    ends = binomtest(max(hits), len(tried)).proportion_ci(2 * level - 1, method="exact")
-    return float(ends.high)
+    return binomial_upper(max(hits), len(tried), (1 - CONFIDENCE) / len(pictures))
 
 
 def _hits(offered: Tensor, tried: Tensor, bar: Tensor, success_ssim: float, columns: Sequence[ColumnSpec]) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import binomtest
 from torch import Tensor
 
 from fedpriv.attacks.baselines import Guess
+from fedpriv.attacks.intervals import binomial_upper
 from fedpriv.attacks.reconstruction.results import Reconstruction
 from fedpriv.attacks.referee import UNMADE, Scores, Truth, bare, scored
 from fedpriv.attacks.texts.scene import padded
@@ -176,9 +176,8 @@ def exact_chance(public: Tensor, guesses: Sequence[Guess]) -> float:
     common = Counter(offered).most_common(1)[0][0]
     counts = Counter(tried)
     constant = [common, *(tuple(bare(guess.image)) for guess in guesses)]
-    level = 1 - (1 - CONFIDENCE) / len(constant)
     hits = max(counts[sentence] for sentence in constant)
-    return float(binomtest(hits, len(tried)).proportion_ci(2 * level - 1, method="exact").high)
+    return binomial_upper(hits, len(tried), (1 - CONFIDENCE) / len(constant))
 
 
 def _sample(texts: Sequence[Sequence[int]], longest: int) -> list[int]:
