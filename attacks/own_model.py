@@ -33,6 +33,7 @@ from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
 from fedpriv.core.registry import ATTACKS, suggestion
 from fedpriv.core.settings import wrong_value
+from fedpriv.core.world import trained_parameters
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
@@ -41,19 +42,14 @@ Arrays = Mapping[str, Any] | Iterable[Any]
 """Tensors or numpy arrays: by name, or in the order of the model's parameters (or of its ``state_dict``)."""
 
 
-def trained(model: nn.Module) -> Vector:
-    """Return the trained parameters, by name."""
-    return {name: value for name, value in model.named_parameters() if value.requires_grad}
-
-
 def present(model: nn.Module) -> Vector:
     """Return a copy of the trained parameters, on the CPU."""
-    return {name: value.detach().cpu().clone() for name, value in trained(model).items()}
+    return {name: value.detach().cpu().clone() for name, value in trained_parameters(model).items()}
 
 
 def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
     """Bring tensors in any of the accepted forms into a mapping of the trained parameters' names, on the CPU."""
-    parameters = trained(model)
+    parameters = trained_parameters(model)
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise InputError(
             key=what, given=given, allowed="expected tensors or arrays, by name or in the order of the model's"
@@ -69,7 +65,7 @@ def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
 
 
 def _by_name(given: Mapping[str, Any], model: nn.Module, what: str) -> Mapping[str, Any]:
-    parameters = trained(model)
+    parameters = trained_parameters(model)
     known = {*dict(model.named_parameters()), *dict(model.named_buffers())}
     if unknown := [name for name in given if name not in known]:
         close = suggestion(unknown[0], tuple(parameters))
@@ -83,7 +79,7 @@ def _in_order(given: Sequence[Any], model: nn.Module, what: str) -> Mapping[str,
     """Name a list by the model's trained parameters, all its parameters, or its ``state_dict``, as it fits."""
     if given and all(value is None for value in given):
         raise InputError(f"{what}: every entry is None; call loss.backward() first")
-    orders: list[Mapping[str, Tensor]] = [trained(model), dict(model.named_parameters()), model.state_dict()]
+    orders: list[Mapping[str, Tensor]] = [trained_parameters(model), dict(model.named_parameters()), model.state_dict()]
     fitting = [order for order in orders if len(order) == len(given)]
     if not fitting:
         counts = ", ".join(dict.fromkeys(str(len(order)) for order in orders))
@@ -156,7 +152,7 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
 
 def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | None) -> int:
     """Try a blank image; running statistics stay as they are."""
-    parameters = trained(model)
+    parameters = trained_parameters(model)
     if not parameters:
         raise InputError("the model has no trained parameters, so there is nothing to attack")
     reference = next(iter(parameters.values()))
@@ -456,7 +452,7 @@ class OwnClient:
         """Train a copy of the model, which draws its own random numbers."""
         first = next(iter(parameters.values()))
         model = copied(self.model).to(first.device, first.dtype)
-        own = trained(model)
+        own = trained_parameters(model)
         with torch.no_grad():
             for name, value in own.items():
                 value.copy_(parameters[name])
@@ -579,7 +575,7 @@ def reconstruct(
     if (reason := whole_numbers(model, size)) is not None:
         raise InputError(reason)
     logits = logit_count(model, size, classes)
-    criterion = try_loss(loss, logits, next(iter(trained(model).values())))
+    criterion = try_loss(loss, logits, next(iter(trained_parameters(model).values())))
     if labels is None and candidates is None and not criterion.shows_labels:
         raise InputError("labels cannot be told from gradients of this loss; give labels = [...]")
     bounds = bounds_of(value_range)

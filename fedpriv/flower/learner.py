@@ -17,11 +17,12 @@ from torch.func import vmap
 from typing_extensions import override
 
 from fedpriv.attacks.observation import Observation, PublicSettings
-from fedpriv.attacks.own_model import named_vector, trained
+from fedpriv.attacks.own_model import named_vector
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD
 from fedpriv.core.optimizers import make_optimizer
+from fedpriv.core.world import trained_parameters
 from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.flower.folder import Exchange, TrainedOn
 from fedpriv.flower.watch import OWN_LOSS, Task
@@ -170,7 +171,7 @@ def _trained(
 ) -> tuple[Vector, bool]:
     """What our model of the training changes, and whether random numbers were drawn."""
     model = copied(learner).train()
-    own = trained(model)
+    own = trained_parameters(model)
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(before[name])
