@@ -1,7 +1,7 @@
 """Commands of ``fedpriv``: cli.py of a capability lists its own in ``VERBS``, and imports lazily."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
@@ -44,19 +44,26 @@ def with_options(verb: Verb) -> "Callable[..., Any]":
     kinds = [kind for kind in OPTIONS.values() if kind.verb == f"{verb.group} {verb.name}".strip()]
     shown: dict[str, inspect.Parameter] = {}
     for name, parameter in own.items():
-        added = [each for kind in kinds for each in _parameters(kind)] if name == "options" else [parameter]
+        added = [each for kind in kinds for each in options_of(kind)] if name == "options" else [parameter]
         shown |= {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in added}
 
     def called(**given: Any) -> None:
         made = tuple(kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for kind in kinds)
         command(**given, options=made)
 
-    called.__doc__, called.__annotations__ = command.__doc__, {name: each.annotation for name, each in shown.items()}
-    vars(called)["__signature__"] = inspect.Signature(list(shown.values()))
+    called.__doc__ = command.__doc__
+    sign(called, list(shown.values()))
     return called
 
 
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
+def sign(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:
+    """Give a function the signature that Typer reads options from."""
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    vars(command)["__signature__"] = inspect.Signature(parameters)
+
+
+def options_of(kind: type[Any]) -> list[inspect.Parameter]:
+    """Return the fields of a dataclass as parameters of a command."""
     hints, keyword = get_type_hints(kind, include_extras=True), inspect.Parameter.KEYWORD_ONLY
     return [
         inspect.Parameter(each.name, keyword, default=each.default, annotation=hints[each.name])

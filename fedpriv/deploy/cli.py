@@ -61,7 +61,7 @@ def up(
     nodes: Nodes = 3,
     port: Annotated[
         int,
-        typer.Option("--port", min=1024, max=65535, help="Port of the SuperLink; the nodes take the following ones."),
+        typer.Option(min=1024, max=65535, help="Port of the SuperLink; the nodes take the following ones."),
     ] = 8000,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No TLS, no keys: to show what a listener reads.")
@@ -73,7 +73,7 @@ def up(
         ),
     ] = False,
     gpus: Annotated[
-        str, typer.Option("--gpus", metavar="0,1,...", help="GPUs to distribute among clients; default: each sees all.")
+        str, typer.Option(metavar="0,1,...", help="GPUs to distribute among clients; default: each sees all.")
     ] = "",
     folder: Folder = _DEFAULT,
     quiet: Quiet = False,
@@ -151,23 +151,23 @@ def restart(folder: Folder = _DEFAULT) -> None:
 @deploy_app.command(epilog="Example:\n\n  fedpriv deploy prepare --nodes 3 --volumes keys --name fl.example.org")
 def prepare(
     nodes: Nodes = 3,
-    volumes: Annotated[
-        Path, typer.Option("--volumes", metavar="DIR", help="Folder with one folder of keys for each party.")
-    ] = Path("keys"),
+    volumes: Annotated[Path, typer.Option(metavar="DIR", help="Folder with one folder of keys for each party.")] = Path(
+        "keys"
+    ),
     names: Annotated[
         list[str] | None, typer.Option("--name", metavar="HOST", help="A further name or address of the SuperLink.")
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="Where users on this machine reach the SuperLink.")
+        int, typer.Option(min=1, max=65535, help="Where users on this machine reach the SuperLink.")
     ] = 8000,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for the wire-tap demo only.")] = False,
     profiles: Annotated[
         str,
-        typer.Option("--profiles", metavar="NAME,...", help="Profiles of the compose file; `eight` needs eight nodes."),
+        typer.Option(metavar="NAME,...", help="Profiles of the compose file; `eight` needs eight nodes."),
     ] = "",
     running: Annotated[
         str,
-        typer.Option("--running", metavar="HOST:PORT", help="Keep keys that expire soon if a SuperLink answers here."),
+        typer.Option(metavar="HOST:PORT", help="Keep keys that expire soon if a SuperLink answers here."),
     ] = "",
     folder: Folder = _DEFAULT,
 ) -> None:
@@ -186,7 +186,7 @@ def prepare(
 def admit(
     server: Server = "127.0.0.1:8000",
     keys: Annotated[
-        Path, typer.Option("--keys", metavar="DIR", help="The folder `admission` that `prepare` has written.")
+        Path, typer.Option(metavar="DIR", help="The folder `admission` that `prepare` has written.")
     ] = Path("keys/admission"),
 ) -> None:
     """Admit the SuperNodes whose public keys are in DIR."""
@@ -202,11 +202,11 @@ def admit(
 )
 def gateway(
     server: Server = "127.0.0.1:8000",
-    keys: Annotated[
-        Path, typer.Option("--keys", metavar="DIR", help="The folder `gateway` that `prepare` has written.")
-    ] = Path("keys/gateway"),
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="SuperNodes connect here.")] = 9000,
+    keys: Annotated[Path, typer.Option(metavar="DIR", help="The folder `gateway` that `prepare` has written.")] = Path(
+        "keys/gateway"
+    ),
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="SuperNodes connect here.")] = 9000,
 ) -> None:
     """Pass requests of SuperNodes on to the SuperLink; refuse to submit runs or to admit SuperNodes."""
     from fedpriv.deploy.gateway import serve_gateway
@@ -235,9 +235,9 @@ def warm(
 )
 def listen(
     server: Server = "127.0.0.1:8000",
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="The port that SuperNodes connect to.")] = 9000,
-    heard: Annotated[Path, typer.Option("--heard", metavar="DIR", help="Folder for the observations.")] = Path("heard"),
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port that SuperNodes connect to.")] = 9000,
+    heard: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the observations.")] = Path("heard"),
     quiet: Quiet = False,
 ) -> None:
     """Eavesdrop between SuperNodes and the SuperLink until Ctrl-C: pass everything on, and store what it can read.

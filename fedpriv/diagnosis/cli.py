@@ -26,13 +26,12 @@ def model(
     shape: Annotated[
         str,
         typer.Option(
-            "--shape",
             metavar="C,H,W|T",
             help="Shape of an image, or number of tokens; default: a usual one that the network takes.",
         ),
     ] = "",
-    classes: Annotated[int | None, typer.Option("--classes", min=2, help="Number of classes; default: 10.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=2, help="Batch size of the steps that are measured.")] = 16,
+    classes: Annotated[int | None, typer.Option(min=2, help="Number of classes; default: 10.")] = None,
+    batch: Annotated[int, typer.Option(min=2, help="Batch size of the steps that are measured.")] = 16,
     set_: Set = None,
     quiet: Quiet = False,
     as_json: Json = False,

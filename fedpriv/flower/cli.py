@@ -31,18 +31,14 @@ flower_app = typer.Typer(help="Audit a Flower app: what leaves its clients, and 
 def audit(
     app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app, with its pyproject.toml.")],
     clients: Annotated[
-        int | None, typer.Option("--clients", min=1, help="Simulated clients; default: as pyproject.toml says, or 10.")
+        int | None, typer.Option(min=1, help="Simulated clients; default: as pyproject.toml says, or 10.")
     ] = None,
     run_config: Annotated[
-        str, typer.Option("--run-config", metavar="TEXT", help="As for flwr run, such as 'num-server-rounds=2'.")
+        str, typer.Option(metavar="TEXT", help="As for flwr run, such as 'num-server-rounds=2'.")
     ] = "",
     attack: Annotated[
         list[str] | None,
-        typer.Option(
-            "--attack",
-            metavar="NAME",
-            help="An attack to run; may be given several times; default: depends on the app.",
-        ),
+        typer.Option(metavar="NAME", help="An attack to run; may be given several times; default: depends on the app."),
     ] = None,
     set_: Set = None,
     out_dir: Out = None,

@@ -42,32 +42,27 @@ def certify(
     folder: Run,
     examples: Annotated[
         int | None,
-        typer.Option(
-            "--examples", metavar="N", help="Test examples to certify; default: the run's, or 500 (at most all)."
-        ),
+        typer.Option(metavar="N", help="Test examples to certify; default: the run's, or 500 (at most all)."),
     ] = None,
     votes: Annotated[
         int | None,
-        typer.Option("--votes", metavar="N", help="Fresh votes for each example; default: the run's, or 1000."),
+        typer.Option(metavar="N", help="Fresh votes for each example; default: the run's, or 1000."),
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option("--alpha", metavar="A", help="Probability that a certificate is wrong; default: 0.001."),
+        typer.Option(metavar="A", help="Probability that a certificate is wrong; default: 0.001."),
     ] = None,
     norm: Annotated[
-        str | None, typer.Option("--norm", metavar="l2|linf", help="The table to print; default: the noise's own norm.")
+        str | None, typer.Option(metavar="l2|linf", help="The table to print; default: the noise's own norm.")
     ] = None,
     noise: Annotated[
         float | None,
         typer.Option(
-            "--noise",
             metavar="S",
             help="Add noise of this deviation (inputs are from 0 to 1); default: 0.25 if the run has no noise.",
         ),
     ] = None,
-    place: Annotated[
-        str | None, typer.Option("--place", metavar="input", help="Where to add --noise: on the input.")
-    ] = None,
+    place: Annotated[str | None, typer.Option(metavar="input", help="Where to add --noise: on the input.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -142,25 +137,19 @@ class EvasionProbing(Probing["Evasion"]):
             "--size", metavar="MU", help="Size of perturbations (inputs are from 0 to 1); may be given several times."
         ),
     ] = None
-    norm: Annotated[
-        str | None, typer.Option("--norm", metavar="l2|linf", help="Norm of perturbations; default: linf.")
-    ] = None
+    norm: Annotated[str | None, typer.Option(metavar="l2|linf", help="Norm of perturbations; default: linf.")] = None
     draws: Annotated[
         int | None,
-        typer.Option("--draws", metavar="M", help="Draws of noise for each gradient; 0: without noise, weaker."),
+        typer.Option(metavar="M", help="Draws of noise for each gradient; 0: without noise, weaker."),
     ] = None
     restarts: Annotated[
-        int | None, typer.Option("--restarts", metavar="N", help="Number of starts of attacks that start at random.")
+        int | None, typer.Option(metavar="N", help="Number of starts of attacks that start at random.")
     ] = None
     victims: Annotated[
         int | None,
-        typer.Option(
-            "--victims", metavar="N", help="Test examples to attack; default: the run's, or 200 (at most all)."
-        ),
+        typer.Option(metavar="N", help="Test examples to attack; default: the run's, or 200 (at most all)."),
     ] = None
-    votes: Annotated[int | None, typer.Option("--votes", metavar="N", help="Votes that judge an attacked example.")] = (
-        None
-    )
+    votes: Annotated[int | None, typer.Option(metavar="N", help="Votes that judge an attacked example.")] = None
 
     @classmethod
     @override

@@ -38,14 +38,14 @@ def serve(
     folder: Run,
     set_: Set = None,
     port: Annotated[
-        int, typer.Option("--port", metavar="N", min=1, max=65535, help="Port on this machine only (127.0.0.1).")
+        int, typer.Option(metavar="N", min=1, max=65535, help="Port on this machine only (127.0.0.1).")
     ] = 8700,
     status: Annotated[
         bool, typer.Option("--status", help="Show the endpoint and how much of its budget is used; serve nothing.")
     ] = False,
     user: Annotated[
         str | None,
-        typer.Option("--user", metavar="NAME=N", help="Make a key for a user with N answers, print it, serve nothing."),
+        typer.Option(metavar="NAME=N", help="Make a key for a user with N answers, print it, serve nothing."),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -97,12 +97,10 @@ def query(
     folder: Run,
     test: Annotated[
         str | None,
-        typer.Option(
-            "--test", metavar="A:B", help="Ask about these test images, B not included; default: the first 10."
-        ),
+        typer.Option(metavar="A:B", help="Ask about these test images, B not included; default: the first 10."),
     ] = None,
     npz: Annotated[
-        Path | None, typer.Option("--npz", metavar="FILE", help="Ask about the array named images in this .npz file.")
+        Path | None, typer.Option(metavar="FILE", help="Ask about the array named images in this .npz file.")
     ] = None,
     set_: Set = None,
     quiet: Quiet = False,
@@ -271,9 +269,7 @@ class AnswersAuditing(Audit["AnswersAudit"]):
 
     answers: Annotated[
         int | None,
-        typer.Option(
-            "--answers", metavar="N", min=1, help="Audit DIR's endpoint instead, with N training examples replaced."
-        ),
+        typer.Option(metavar="N", min=1, help="Audit DIR's endpoint instead, with N training examples replaced."),
     ] = None
 
     @override

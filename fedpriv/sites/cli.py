@@ -26,7 +26,6 @@ class SitesAudit(Audit["Sites"]):
     sites: Annotated[
         int,
         typer.Option(
-            "--sites",
             metavar="N",
             help="Instead: tell from N uploads of each client, half of them with a known sender, which client sent the "
             "others, and which classes and attributes its data have much of.",

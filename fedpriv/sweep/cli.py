@@ -36,7 +36,7 @@ Attack = Annotated[
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file, such as configs/paper/table2.toml.")],
     scale: Annotated[
-        str, typer.Option("--scale", metavar="NAME", help=r"One of the file's \[scales]; default: the one it names.")
+        str, typer.Option(metavar="NAME", help=r"One of the file's \[scales]; default: the one it names.")
     ] = "",
     out_dir: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; default: sweeps/NAME-SCALE.")

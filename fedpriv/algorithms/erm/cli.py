@@ -24,20 +24,15 @@ _NOTES = (
 
 
 def erm(
-    examples: Annotated[int, typer.Option("--examples", help="Examples that one client holds.")],
-    features: Annotated[int, typer.Option("--features", help="Features of an example, with the constant 1.")],
-    regularisation: Annotated[
-        float, typer.Option("--regularisation", help="Lambda in the objective's term lambda/2 |w|^2.")
-    ],
-    epsilon: Annotated[float, typer.Option("--epsilon", help="Epsilon of the one model that a client releases.")],
+    examples: Annotated[int, typer.Option(help="Examples that one client holds.")],
+    features: Annotated[int, typer.Option(help="Features of an example, with the constant 1.")],
+    regularisation: Annotated[float, typer.Option(help="Lambda in the objective's term lambda/2 |w|^2.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon of the one model that a client releases.")],
     delta: Delta = 1e-5,
-    classes: Annotated[int, typer.Option("--classes", help="Number of classes.")] = 2,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 2,
     tolerance: Annotated[
         float,
-        typer.Option(
-            "--tolerance",
-            help="Largest norm of the gradient at the end of training, as erm.tolerance; 0: exact.",
-        ),
+        typer.Option(help="Largest norm of the gradient at the end of training, as erm.tolerance; 0: exact."),
     ] = 1e-8,
     as_json: Json = False,
 ) -> None:

@@ -13,17 +13,15 @@ if TYPE_CHECKING:
 
 
 def response(
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Pure epsilon of one answer.")] = None,
-    keep: Annotated[float | None, typer.Option("--keep", help="Probability that an answer is true.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Pure epsilon of one answer.")] = None,
+    keep: Annotated[float | None, typer.Option(help="Probability that an answer is true.")] = None,
     coin: Annotated[
         float | None,
-        typer.Option("--coin", help="Probability of answering truly; otherwise the answer is random, and may be true."),
+        typer.Option(help="Probability of answering truly; otherwise the answer is random, and may be true."),
     ] = None,
-    answers: Annotated[int, typer.Option("--answers", help="Number of possible answers, such as classes.")] = 2,
-    examples: Annotated[
-        int | None, typer.Option("--examples", help="Number of people: adds the standard error of a share.")
-    ] = None,
-    share: Annotated[float, typer.Option("--share", help="True share of an answer, for its standard error.")] = 0.5,
+    answers: Annotated[int, typer.Option(help="Number of possible answers, such as classes.")] = 2,
+    examples: Annotated[int | None, typer.Option(help="Number of people: adds the standard error of a share.")] = None,
+    share: Annotated[float, typer.Option(help="True share of an answer, for its standard error.")] = 0.5,
     as_json: Json = False,
 ) -> None:
     """Convert epsilon of randomised response to the probability of a true answer, or back, and judge a survey."""

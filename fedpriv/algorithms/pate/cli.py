@@ -13,32 +13,24 @@ if TYPE_CHECKING:
 
 
 def votes(
-    sigma: Annotated[
-        float | None, typer.Option("--sigma", help="Deviation of normal noise on each count, in votes.")
-    ] = None,
+    sigma: Annotated[float | None, typer.Option(help="Deviation of normal noise on each count, in votes.")] = None,
     threshold_sigma: Annotated[
         float | None,
-        typer.Option(
-            "--threshold-sigma", help="Confident answers: deviation of the noise on the largest count, in votes."
-        ),
+        typer.Option(help="Confident answers: deviation of the noise on the largest count, in votes."),
     ] = None,
-    scale: Annotated[
-        float | None, typer.Option("--scale", help="Scale of Laplace noise on each count, in votes.")
-    ] = None,
-    answers: Annotated[int | None, typer.Option("--answers", help="Questions that are answered.")] = None,
+    scale: Annotated[float | None, typer.Option(help="Scale of Laplace noise on each count, in votes.")] = None,
+    answers: Annotated[int | None, typer.Option(help="Questions that are answered.")] = None,
     asked: Annotated[
-        int | None, typer.Option("--asked", help="Questions asked, for confident answers; default: as many as answers.")
+        int | None, typer.Option(help="Questions asked, for confident answers; default: as many as answers.")
     ] = None,
     target_epsilon: Annotated[
         float | None,
-        typer.Option("--target-epsilon", help="Find how many answers it allows; with --answers the least noise."),
+        typer.Option(help="Find how many answers it allows; with --answers the least noise."),
     ] = None,
-    votes_per_client: Annotated[
-        int, typer.Option("--votes-per-client", help="Votes of one client, all of which are protected.")
-    ] = 1,
+    votes_per_client: Annotated[int, typer.Option(help="Votes of one client, all of which are protected.")] = 1,
     sampling_rate: Annotated[
         float | None,
-        typer.Option("--sampling-rate", help="Share of the voters that is drawn for each answer (a fixed number)."),
+        typer.Option(help="Share of the voters that is drawn for each answer (a fixed number)."),
     ] = None,
     delta: Delta = 1e-5,
     as_json: Json = False,

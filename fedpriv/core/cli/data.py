@@ -16,7 +16,7 @@ _SEED, _PEOPLE = 0, 1000
 
 
 def data(
-    root: Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data sets.")] = "",
+    root: Annotated[str, typer.Option(metavar="DIR", help="Folder of the data sets.")] = "",
     known: Annotated[
         int | None,
         typer.Option(
@@ -25,7 +25,7 @@ def data(
     ] = None,
     bounds: Annotated[
         float | None,
-        typer.Option("--bounds", metavar="EPSILON", help="Instead: estimate bounds of your table's numbers privately."),
+        typer.Option(metavar="EPSILON", help="Instead: estimate bounds of your table's numbers privately."),
     ] = None,
     name: Annotated[
         str,

@@ -22,40 +22,12 @@ from fedpriv.accounting import (
 )
 from fedpriv.accounting.people import Share, person
 from fedpriv.accounting.release import LARGEST_DIMENSION, Correlation
+from fedpriv.core.cli.account.commands import AccountOptions
 from fedpriv.core.errors import InputError
-from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
+from fedpriv.core.names import SamplingName
 from fedpriv.core.records import MembershipBound, Person
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import enumerated
-
-
-@dataclass(frozen=True)
-class AccountOptions:
-    """The options as they were given, ``None`` where they were not; nothing is checked yet."""
-
-    mechanism: str
-    noise: float | None  # in the mechanism's own parameter
-    epsilon: float | None  # nominal
-    target_epsilon: float | None  # proven for the whole run
-    target_ceiling: float | None  # of any attack's success
-    guess: str | None  # how often a guess succeeds, for the target
-    target_advantage: float | None  # of any test of membership: its true minus false positive rate
-    target_tpr: float | None  # of any test, at the one rate of fpr
-    fpr: list[str] | None  # false positive rates to compute the largest true positive rates for
-    participations: int  # of one example or update
-    delta: float
-    sampling_rate: float | None  # share of a client's examples in a batch
-    sampling: SamplingName | None
-    unit: UnitName
-    dimension: int | None = None  # numbers in a gradient; may be left out where no figure depends on them
-    blocks: int = 1  # parts with a draw of their own
-    calibration: CalibrationName = "analytic"  # from a nominal epsilon to sigma
-    adjacency: AdjacencyName = "replace-one"
-    band: int | None = None  # of how many rounds a release has correlated noise; None: as many as separation
-    separation: int = 1  # rounds from one participation to the next, at least
-    rounds: int | None = None  # of the run; None: as many as the participations need
-    ceiling: list[str] | None = None  # baselines to compute ceilings for, as numbers or fractions
-    records: str | None = None  # of a person at each of several clients, with commas between
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The commands and their options."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -15,6 +16,7 @@ from fedpriv.core.cli.terminal import Json, err, print_json, print_line
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.core.registry import ALGORITHMS, MECHANISMS
+from fedpriv.core.verb import options_of, sign
 from fedpriv.mechanisms import NoisySettings
 
 
@@ -59,43 +61,13 @@ account_app = typer.Typer(
 )
 
 
-def _choice(name: str, of: Any, help_: str, **options: Any) -> Any:
+def _choice(of: Any, help_: str) -> Any:
     # Not in the column of values: it would be too narrow for the words, and the options beside it cut off.
     words = f"{help_} Allowed: {', '.join(get_args(of))}."
-    return typer.Option(name, click_type=click.Choice(get_args(of)), metavar="NAME", help=words, **options)
+    return typer.Option(click_type=click.Choice(get_args(of)), metavar="NAME", help=words)
 
 
-Target = Annotated[
-    float | None,
-    typer.Option("--target-epsilon", help="Find the least noise that proves this epsilon for the whole run."),
-]
-TargetCeiling = Annotated[
-    float | None,
-    typer.Option("--target-ceiling", help="Find the least noise with which no attack succeeds more often."),
-]
-Guess = Annotated[
-    str | None,
-    typer.Option("--guess", metavar="K0", help="With --target-ceiling: how often a guess succeeds; by default 1/100."),
-]
-TargetAdvantage = Annotated[
-    float | None,
-    typer.Option(
-        "--target-advantage",
-        help="Find the least noise for this largest true minus false positive rate of any membership test.",
-    ),
-]
-TargetTpr = Annotated[
-    float | None,
-    typer.Option("--target-tpr", help="With --fpr: find the least noise for this true positive rate."),
-]
-Fpr = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fpr",
-        metavar="RATE",
-        help="Also print the largest true positive rate of membership tests at this false one; may be repeated.",
-    ),
-]
+Delta = Annotated[float, typer.Option("--delta", help="Delta of (epsilon, delta), between 0 and 1.")]
 Participations = Annotated[
     int,
     typer.Option(
@@ -105,103 +77,127 @@ Participations = Annotated[
         help="Most uses of one example, or update: steps, or passes if shuffled.",
     ),
 ]
-Delta = Annotated[float, typer.Option("--delta", help="Delta of (epsilon, delta), between 0 and 1.")]
-Rate = Annotated[float | None, typer.Option("--sampling-rate", help="Share of a client's examples in a batch.")]
-Unit = Annotated[UnitName, _choice("--unit", UnitName, "What is protected: an example, or a client's whole update.")]
-Dimension = Annotated[int | None, typer.Option("--dimension", help="Numbers in a gradient; changes no figure.")]
-NeededDimension = Annotated[
-    int | None, typer.Option("--dimension", help="Numbers in a gradient, or update. Required: epsilon depends on it.")
-]
 
 
-Sampling = Annotated[
-    SamplingName | None,
-    _choice(
-        "--sampling",
-        SamplingName,
-        "How batches are drawn; default: full (no sampling), or with --sampling-rate what amplifies best.",
-    ),
-]
-Calibration = Annotated[
-    CalibrationName, _choice("--calibration", CalibrationName, "From --epsilon to sigma; classic: epsilon <= 1 only.")
-]
-Adjacency = Annotated[
-    AdjacencyName,
-    _choice(
-        "--adjacency",
+@dataclass(frozen=True)
+class AccountOptions:
+    """The options of a mechanism's command, ``None`` where they were not given; nothing is checked yet."""
+
+    mechanism: str
+    noise: float | None = None  # in the mechanism's own parameter
+    epsilon: float | None = None  # nominal
+    target_epsilon: Annotated[
+        float | None,
+        typer.Option(help="Find the least noise that proves this epsilon for the whole run."),
+    ] = None
+    target_ceiling: Annotated[
+        float | None,
+        typer.Option(help="Find the least noise with which no attack succeeds more often."),
+    ] = None
+    guess: Annotated[
+        str | None,
+        typer.Option(metavar="K0", help="With --target-ceiling: how often a guess succeeds; by default 1/100."),
+    ] = None
+    target_advantage: Annotated[
+        float | None,
+        typer.Option(
+            help="Find the least noise for this largest true minus false positive rate of any membership test."
+        ),
+    ] = None
+    target_tpr: Annotated[
+        float | None,
+        typer.Option(help="With --fpr: find the least noise for this true positive rate."),
+    ] = None
+    fpr: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RATE",
+            help="Also print the largest true positive rate of membership tests at this false one; may be repeated.",
+        ),
+    ] = None
+    participations: Participations = 1
+    delta: Delta = 1e-5
+    sampling_rate: Annotated[float | None, typer.Option(help="Share of a client's examples in a batch.")] = None
+    sampling: Annotated[
+        SamplingName | None,
+        _choice(
+            SamplingName,
+            "How batches are drawn; default: full (no sampling), or with --sampling-rate what amplifies best.",
+        ),
+    ] = None
+    unit: Annotated[UnitName, _choice(UnitName, "What is protected: an example, or a client's whole update.")] = (
+        "example"
+    )
+    dimension: int | None = None
+    ceiling: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="K0",
+            help="Also print what no attack exceeds if a guess succeeds with probability K0 (1/100); may be repeated.",
+        ),
+    ] = None
+    records: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Also print what is proven about a person with so many records at each client, such as 3,1.",
+        ),
+    ] = None
+    blocks: Annotated[int, typer.Option(help="Parts of about equal size with a draw of their own.")] = 1
+    band: Annotated[
+        int | None,
+        typer.Option(help="Rounds over which noise is correlated; 1: independent. Default: the separation."),
+    ] = None
+    separation: Annotated[int, typer.Option(help="A client takes part at most once in so many rounds in a row.")] = 1
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of the run; default: the fewest for the participations.")
+    ] = None
+    calibration: Annotated[
+        CalibrationName,
+        _choice(CalibrationName, "From --epsilon to sigma; classic: epsilon <= 1 only."),
+    ] = "analytic"
+    adjacency: Annotated[
         AdjacencyName,
-        "Which data sets must look alike: one example becomes any other; or, in Poisson batches, one that adds zero.",
-    ),
-]
-Blocks = Annotated[int, typer.Option("--blocks", help="Parts of about equal size with a draw of their own.")]
+        _choice(
+            AdjacencyName,
+            "Which data sets must look alike: one example becomes any other; or, in Poisson batches, one that adds "
+            "zero.",
+        ),
+    ] = "replace-one"
 
 
-Band = Annotated[
-    int | None,
-    typer.Option("--band", help="Rounds over which noise is correlated; 1: independent. Default: the separation."),
-]
-Separation = Annotated[
-    int, typer.Option("--separation", help="A client takes part at most once in so many rounds in a row.")
-]
-AllRounds = Annotated[
-    int | None, typer.Option("--rounds", help="Rounds of the run; default: the fewest for the participations.")
-]
-
-Ceilings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ceiling",
-        metavar="K0",
-        help="Also print what no attack exceeds if a guess succeeds with probability K0 (1/100); may be repeated.",
-    ),
-]
-
-
-Records = Annotated[
-    str | None,
-    typer.Option(
-        "--records",
-        metavar="N,N,...",
-        help="Also print what is proven about a person with so many records at each client, such as 3,1.",
-    ),
-]
+_NEEDED = "Numbers in a gradient, or update. Required: epsilon depends on it"
+_BY_SETTING = {
+    "blocks": "blocks",
+    "band": "band",
+    "separation": "band",
+    "rounds": "band",
+    "calibration": "calibration",
+    "adjacency": "adjacency",
+}  # options of mechanisms with a setting alone
 
 
 def _command(kind: type[NoisySettings]) -> click.Command:
     """The command of one mechanism: an option for each number that its figures depend on."""
     fields, noise = kind.model_fields, kind.parameter
     name = fields["name"].default
-    options: dict[str, tuple[Any, Any]] = {
-        "noise": (Annotated[float | None, _option(f"--{noise}", fields[noise].description)], None),
-        "epsilon": (Annotated[float | None, _option("--epsilon", f"Nominal: {kind.nominal}.")], None),
-        "target_epsilon": (Target, None),
-        "target_ceiling": (TargetCeiling, None),
-        "guess": (Guess, None),
-        "target_advantage": (TargetAdvantage, None),
-        "target_tpr": (TargetTpr, None),
-        "fpr": (Fpr, None),
-        "participations": (Participations, 1),
-        "delta": (Delta, 1e-5),
-        "sampling_rate": (Rate, None),
-        "sampling": (Sampling, None),
-        "unit": (Unit, fields["unit"].default),
-        "dimension": (NeededDimension if kind.by_dimension else Dimension, None),
-        "ceiling": (Ceilings, None),
-        "records": (Records, None),
+    own = {
+        "noise": _option(f"--{noise}", fields[noise].description),
+        "epsilon": _option("--epsilon", f"Nominal: {kind.nominal}."),
+        "dimension": _option(
+            "--dimension", _NEEDED if kind.by_dimension else "Numbers in a gradient; changes no figure"
+        ),
     }
-    if "blocks" in fields:
-        options["blocks"] = (Blocks, 1)
-    if "band" in fields:
-        options |= {"band": (Band, None), "separation": (Separation, 1), "rounds": (AllRounds, None)}
-    if "calibration" in fields:
-        options["calibration"] = (Calibration, "analytic")
-    if "adjacency" in fields:
-        options["adjacency"] = (Adjacency, "replace-one")
+    shown = {each.name: each for each in options_of(AccountOptions) if _BY_SETTING.get(each.name, "name") in fields}
+    shown["unit"] = shown["unit"].replace(default=fields["unit"].default)
+    for option, words in own.items():
+        shown[option] = shown[option].replace(annotation=Annotated[shown[option].annotation, words])
+    del shown["mechanism"]
 
     def command(as_json: Json, **given: Any) -> None:
-        _answer(as_json, mechanism=name, **given)
+        _answer(as_json, AccountOptions(name, **given))
 
-    _sign(command, {**options, "as_json": (Json, False)})
+    sign(command, [*shown.values(), Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)])
     with_dimension = " --dimension 15826" if kind.by_dimension else ""
     sampled = "--steps 1000 --sampling-rate 0.01" if kind.proof().amplifying else "--participations 10"
     sampled = f"{sampled} --separation 10" if "band" in fields else sampled
@@ -219,38 +215,26 @@ def _option(name: str, help_: str | None) -> Any:
     return typer.Option(name, help=f"{(help_ or name)[0].upper()}{(help_ or name)[1:].rstrip('.')}.")
 
 
-def _sign(command: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) -> None:
-    """Give a function the signature that Typer reads options from."""
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in options.items()
-    ]
-    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-
-
 @account_app.command(
     epilog="Examples:\n\n  fedpriv account compare --dimension 61706 --batch-size 256 --participations 30\n\n"
     "  fedpriv account compare --sampling-rate 0.01 --steps 1000 --epsilon 1 --epsilon 8 --plot compare.png\n\n"
     "  fedpriv account compare --with opacus,dp-accounting --sigma 1 --sampling-rate 0.01 --steps 1000"
 )
 def compare(
-    dimension: Annotated[int, typer.Option("--dimension", help="Numbers in a gradient.")] = 15_826,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Gradients in a mean.")] = 64,
+    dimension: Annotated[int, typer.Option(help="Numbers in a gradient.")] = 15_826,
+    batch_size: Annotated[int, typer.Option(help="Gradients in a mean.")] = 64,
     participations: Participations = 10,
     sampling_rate: Annotated[
         float | None,
-        typer.Option("--sampling-rate", help="Batches of this share of a client's examples, fixed or Poisson."),
+        typer.Option(help="Batches of this share of a client's examples, fixed or Poisson."),
     ] = None,
     delta: Delta = 1e-5,
-    block_size: Annotated[
-        int | None, typer.Option("--block-size", help="Numbers in each small block; by default 16.")
-    ] = None,
+    block_size: Annotated[int | None, typer.Option(help="Numbers in each small block; by default 16.")] = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option("--epsilon", help="A proven epsilon to compare at; may be repeated.")
+        list[float] | None, typer.Option(help="A proven epsilon to compare at; may be repeated.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the comparison to a .png or .svg file.")
+        Path | None, typer.Option(metavar="FILE", help="Draw the comparison to a .png or .svg file.")
     ] = None,
     libraries: Annotated[
         str | None,
@@ -262,10 +246,10 @@ def compare(
         ),
     ] = None,
     sigma: Annotated[
-        float | None, typer.Option("--sigma", help="With --with: deviation of Gaussian noise over the clipping norm.")
+        float | None, typer.Option(help="With --with: deviation of Gaussian noise over the clipping norm.")
     ] = None,
     scale: Annotated[
-        float | None, typer.Option("--scale", help="With --with: scale of Laplace noise over the clipping norm.")
+        float | None, typer.Option(help="With --with: scale of Laplace noise over the clipping norm.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -340,11 +324,11 @@ def _print_libraries(
 _EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
-def _answer(as_json: bool, **given: Any) -> None:
-    from fedpriv.core.cli.account.answer import AccountOptions, answer
+def _answer(as_json: bool, options: AccountOptions) -> None:
+    from fedpriv.core.cli.account.answer import answer
     from fedpriv.core.cli.account.text import account_json, print_account
 
-    result = answer(AccountOptions(**given))
+    result = answer(options)
     if as_json:
         print_json(account_json(result))
     else:
