@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.attacks.commands import Audit, Probing, chosen_audit
-from fedpriv.core.cli.garbage import importing
+from fedpriv.core.cli import importing
 from fedpriv.core.cli.terminal import (
     FolderByDefault,
     Json,

@@ -22,7 +22,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from benchmarks.measure import in_turns, medians, options, report, save
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import assume_server_identity
 from fedpriv.flower import privatise, tap
 from studies.arguments import whole
 

@@ -55,8 +55,7 @@ from fedpriv.core.world import World, build_world
 from fedpriv.data.datasets import list_datasets, load_dataset
 from fedpriv.diagnosis.cost import cpu_seconds
 from fedpriv.engines import run_engine
-from fedpriv.engines.identity import assume_server_identity
-from fedpriv.engines.inline import InlineGrid, StackedGrid
+from fedpriv.engines.inline import InlineGrid, StackedGrid, assume_server_identity
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.app import server_app
 from fedpriv.server.exchange import Federation, ask_for_uploads

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from fedpriv.core.cli.app import app
 from fedpriv.core.cli.init import bundled_examples, head_comment
-from fedpriv.core.config.schema import json_schema
+from fedpriv.core.config.experiment import json_schema
 from fedpriv.sweep.record import all_fields, part_fields
 
 _TOML = re.compile(r"^```toml.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

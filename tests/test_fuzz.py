@@ -29,7 +29,7 @@ from fedpriv.core.records import Failure
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, build_world
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import assume_server_identity
 from fedpriv.server.aggregation import ServerOptimizer
 from fedpriv.server.uploads import Allowed, Upload, read_upload
 from tests.integration.small import experiment

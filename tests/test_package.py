@@ -182,7 +182,7 @@ sys.path.insert(0, sys.argv[2])
 import clients.app
 import fedpriv.flower.server_app
 from flwr.app import Context, RecordDict
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import assume_server_identity
 from fedpriv.engines.inline import InlineGrid
 
 assume_server_identity(5)

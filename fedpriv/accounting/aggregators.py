@@ -6,6 +6,7 @@ says what any number of answers costs. PATE asks it, and an endpoint that answer
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -138,14 +139,8 @@ class LaplaceMax(Aggregator):
 def most_answers(aggregator: Aggregator, epsilon: float, delta: float, votes: int = 1) -> int:
     """Return how many questions may be answered within (epsilon, delta), 10 million at most."""
     gaussian_mu(epsilon, delta)  # says what is out of range
-    within, above = 0, MOST_ANSWERS + 1
-    while above - within > 1:
-        middle = (within + above) // 2
-        if aggregator.claim(middle, middle, delta, votes).epsilon <= epsilon:
-            within = middle
-        else:
-            above = middle
-    return within
+    counts = range(1, MOST_ANSWERS + 1)
+    return bisect_right(counts, epsilon, key=lambda count: aggregator.claim(count, count, delta, votes).epsilon)
 
 
 def least_sigma(answers: int, epsilon: float, delta: float, votes: int = 1) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import scipy
 
 from fedpriv.accounting.ceiling import ceilings, membership_bound, quick_ceiling
+from fedpriv.accounting.gaussian import check_epsilon
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.release import LARGEST_DIMENSION, NoiseParameter, Release, release_with
@@ -53,7 +54,7 @@ def nominal_noise(
         InputError: an argument out of range, or the mechanism has no nominal epsilon.
     """
     kind = _proof(mechanism)
-    _check_epsilon(epsilon)
+    check_epsilon(epsilon)
     return kind.nominal_noise(epsilon, delta, calibration, sensitivity)
 
 
@@ -73,35 +74,9 @@ def calibrate(target_epsilon: float, release: Release) -> float:
         OutOfReachError: no noise parameter in range fits.
         InputError: the target is out of range, or there is nothing to calibrate.
     """
-    noise = _parameter(_proof(release.mechanism))
-    _check_epsilon(target_epsilon)
-    if release.participations == 0:
-        raise InputError(key="participations", given=0, allowed="without a participation there is nothing to calibrate")
-
-    def running(log_noise: float) -> float:
-        return running_epsilon(replace(release, noise=noise.at(log_noise)))
-
-    def final(log_noise: float) -> float:
-        return proven_epsilon(replace(release, noise=noise.at(log_noise)))
-
-    exposed, private = math.log(noise.least), math.log(noise.most)
-    if final(exposed) <= target_epsilon:
-        raise OutOfReachError(
-            key="epsilon",
-            given=target_epsilon,
-            allowed=f"so large that it needs less noise than the least allowed ({noise.name} = {noise.least:g})",
-        )
-    if final(private) > target_epsilon:
-        raise OutOfReachError(
-            key="epsilon",
-            given=target_epsilon,
-            allowed=f"at delta = {release.delta:g} no {noise.name} from {min(noise.least, noise.most):g} to "
-            f"{noise.ceiling:g} reaches it",
-        )
-    # First with the cheap figure, which is never below the final one, then with that from there on.
-    if running(private) <= target_epsilon:
-        private = _search(running, target_epsilon, private, exposed)
-    return noise.at(_search(final, target_epsilon, private, exposed))
+    _proof(release.mechanism)
+    check_epsilon(target_epsilon)
+    return _least_noise(release, "epsilon", target_epsilon, target_epsilon, proven_epsilon, running_epsilon)
 
 
 def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
@@ -197,14 +172,16 @@ def _least_noise(
         return lambda log_noise: figure(replace(release, noise=noise.at(log_noise)))
 
     exposed, private, final = math.log(noise.least), math.log(noise.most), with_noise(reached)
+    large, where = ("large", f"at delta = {release.delta:g} ") if key == "epsilon" else ("high", "")
     if final(exposed) <= goal:
-        least = f"so high that it needs less noise than the least allowed ({noise.name} = {noise.least:g})"
+        least = f"so {large} that it needs less noise than the least allowed ({noise.name} = {noise.least:g})"
         raise OutOfReachError(key=key, given=target, allowed=least)
+    # First with the quick figure, then with the final one from there on.
     if quick is not None and with_noise(quick)(private) <= goal:
         private = _search(with_noise(quick), goal, private, exposed)
     elif final(private) > goal:
         between = f"from {min(noise.least, noise.most):g} to {noise.ceiling:g}"
-        raise OutOfReachError(key=key, given=target, allowed=f"no {noise.name} {between} reaches it")
+        raise OutOfReachError(key=key, given=target, allowed=f"{where}no {noise.name} {between} reaches it")
     return noise.at(_search(final, goal, private, exposed))
 
 
@@ -252,11 +229,6 @@ def _parameter(kind: type[Proof]) -> NoiseParameter:
     if kind.parameter is None:
         raise ValueError(f"{kind.__name__} names no noise")
     return kind.parameter
-
-
-def _check_epsilon(epsilon: float) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise InputError(key="epsilon", given=epsilon, allowed="allowed is above 0, finite")
 
 
 # Mechanisms on one scale: the noise-to-signal ratio of the mean of B gradients at the same proven (epsilon, delta).

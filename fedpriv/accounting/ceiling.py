@@ -26,6 +26,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
+from fedpriv.accounting.memorisation import check_statement
 from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling, interpolated
 from fedpriv.accounting.proofs import Proof
@@ -300,18 +301,11 @@ def _run_law(parts: tuple[tuple[Pair, int], ...]) -> LossDistribution:
 
 def membership_advantage(epsilon: float, delta: float) -> float:
     """Return what true minus false positive rate is at most: (e^epsilon - 1 + 2 delta) / (e^epsilon + 1)."""
-    _check(epsilon, delta)
+    check_statement(epsilon, delta)
     return float(1 - 2 * (1 - delta) * scipy.special.expit(-epsilon))
 
 
 def membership_auc(epsilon: float, delta: float) -> float:
     """Return what the area under the curve is at most: (e^epsilon + delta) / (1 + e^epsilon)."""
-    _check(epsilon, delta)
+    check_statement(epsilon, delta)
     return float(1 - (1 - delta) * scipy.special.expit(-epsilon))
-
-
-def _check(epsilon: float, delta: float) -> None:
-    if not epsilon >= 0:
-        raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0")
-    if not 0 <= delta <= 1:
-        raise InputError(key="delta", given=delta, allowed="allowed is from 0 to 1")

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
-from fedpriv.accounting.proofs import CLIENTS, NO_NOMINAL, Claim, Proof
+from fedpriv.accounting.proofs import CLIENTS, Claim, Proof
 from fedpriv.core.errors import InputError
 
 MOST_STEPS = 10_000_000
@@ -180,10 +180,6 @@ def objective_terms(problem: Problem, epsilon: float) -> ObjectiveTerms:
 
 class _ModelProof(Proof):
     """About models that a client releases: once in a run, unless a server asks for another one."""
-
-    @override
-    def nominal(self) -> Claim:
-        return Claim(math.inf, NO_NOMINAL)
 
     @override
     def pure(self) -> Claim:

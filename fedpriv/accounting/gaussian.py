@@ -58,7 +58,8 @@ def _log_mills(x: float) -> float:
 
 def classic_sigma(epsilon: float, delta: float) -> float:
     """Return sqrt(2 ln(1.25 / delta)) / epsilon, for epsilon up to 1 (Dwork and Roth 2014, Theorem A.1)."""
-    _check(epsilon, delta)
+    check_epsilon(epsilon)
+    _check_delta(delta)
     if epsilon > 1:
         raise InputError(
             key="epsilon",
@@ -77,7 +78,8 @@ def extended_sigma(epsilon: float, delta: float) -> float:
     Raises:
         InputError: epsilon not above 0, or delta not in (0, sqrt(2/pi)].
     """
-    _check(epsilon, delta)
+    check_epsilon(epsilon)
+    _check_delta(delta)
     s = math.log(math.sqrt(2 / math.pi) / delta)
     if s < 0:
         raise InputError(key="delta", given=delta, allowed="the extended calibration needs delta <= sqrt(2/pi) = 0.798")
@@ -104,10 +106,10 @@ def analytic_sigma(epsilon: float, delta: float) -> float:
     return math.exp(-root) * (1 + 1e-12)  # rounded up
 
 
-def _check(epsilon: float, delta: float) -> None:
+def check_epsilon(epsilon: float) -> None:
+    """Refuse an epsilon out of range."""
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise InputError(key="epsilon", given=epsilon, allowed="allowed is above 0, finite")
-    _check_delta(delta)
 
 
 def _check_delta(delta: float) -> None:

@@ -18,11 +18,9 @@ from fedpriv.accounting.gaussian import (
     gaussian_epsilon,
     poisson_rdp_epsilon,
 )
-from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import GaussianPair, PoissonGaussianPair, PoissonZeroOutPair, poisson_replaced_rdp
 from fedpriv.accounting.proofs import (
     COMPOSED_NUMERICALLY,
-    NO_NOMINAL,
     RENYI_TO_EPSILON,
     SAMPLED_RDP,
     Claim,
@@ -68,10 +66,6 @@ class GaussianProof(Proof):
     def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:
         """Return sigma sqrt(K) / B: noise sigma C sqrt(K) / B over the signal C; so, too, for hgm with even shares."""
         return noise * math.sqrt(sum(dimensions)) / batch_size
-
-    @override
-    def nominal(self) -> Claim:
-        return Claim(math.inf, NO_NOMINAL)
 
     @override
     def pure(self) -> Claim:
@@ -163,9 +157,9 @@ class GaussianProof(Proof):
     def numerical_claims(self, known: float) -> list[Claim]:
         if self.is_allocated:
             return self.allocated_claims(known)
-        if not self._is_zero_out:
-            return super().numerical_claims(known)
-        return self._zero_out_numerical(known) if self._is_poisson else []
+        if self._is_zero_out and self._is_poisson:
+            return super().numerical_claims(known) or [self._sampled_renyi()]
+        return [] if self._is_zero_out else super().numerical_claims(known)
 
     @override
     def notes(self) -> tuple[str, ...]:
@@ -227,13 +221,6 @@ class GaussianProof(Proof):
             f"Zhang 2019){RENYI_TO_EPSILON}"
         )
         return Claim(epsilon, theorem)
-
-    def _zero_out_numerical(self, known: float) -> list[Claim]:
-        figures = [composed_epsilon(parts, float(self.release.delta), known) for parts in self.whole_run()]
-        epsilons = [epsilon for epsilon in figures if epsilon is not None]
-        if len(epsilons) < len(figures):
-            return [self._sampled_renyi()]
-        return [Claim(max(epsilons), self.run_theorem)]
 
     def _sampled_renyi(self) -> Claim:
         """Under replace-one, which implies zero-out."""

@@ -31,13 +31,18 @@ class Statement(NamedTuple):
     delta: float
 
 
-def of_copies(statement: Statement, copies: int) -> Statement:
-    """Return what a statement about one sequence says about several together."""
-    epsilon, delta = statement
+def check_statement(epsilon: float, delta: float) -> None:
+    """Refuse numbers out of range; an infinite epsilon states nothing."""
     if not epsilon >= 0:
         raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0")
     if not 0 <= delta <= 1:
         raise InputError(key="delta", given=delta, allowed="allowed is from 0 to 1")
+
+
+def of_copies(statement: Statement, copies: int) -> Statement:
+    """Return what a statement about one sequence says about several together."""
+    epsilon, delta = statement
+    check_statement(epsilon, delta)
     if not copies >= 1:
         raise InputError(key="copies", given=copies, allowed="allowed is from 1")
     if not delta:

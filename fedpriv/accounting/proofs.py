@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -25,7 +25,6 @@ Run = tuple[tuple[Pair, int], ...]
 """Pairs that dominate a whole run together, and how many of each."""
 
 CLIENTS = "No amplification by the sampling of clients is claimed: the server sees who uploads."
-NO_NOMINAL = "this mechanism's papers print no figure other than the proven one"
 RENYI_TO_EPSILON = ", converted by Canonne, Kamath and Steinke 2020, Prop. 12"
 SAMPLED_RDP = (
     ", fixed-size sampling without replacement (the smaller of Wang, Balle and Kasiviswanathan 2019, Thm 9, and the "
@@ -124,9 +123,9 @@ class Proof(ABC):
             return _ZERO_OUT_UPDATE if self.release.unit == "update" else _ZERO_OUT
         return _REPLACE_UPDATE if self.release.unit == "update" else _REPLACE_EXAMPLE
 
-    @abstractmethod
     def nominal(self) -> Claim:
         """The figure as the mechanism's paper prints it."""
+        return Claim(math.inf, "this mechanism's papers print no figure other than the proven one")
 
     @abstractmethod
     def pure(self) -> Claim:
@@ -142,8 +141,7 @@ class Proof(ABC):
 
     def batch_pair(self) -> Pair:
         """Return what dominates one participation as a single pair, where there are dominating pairs."""
-        pairs = self.dominating_pairs()
-        return pairs[0][0] if pairs[0][1] == len(pairs) == 1 else ComposedPair(pairs)
+        return _single(self.dominating_pairs())
 
     def run_rdp(self) -> Array | None:
         """Renyi privacy of the whole run at ORDERS; ``None``: it is not known at these."""
@@ -239,8 +237,7 @@ class Proof(ABC):
         """Claims that take longer, and may be smaller than the finite epsilon ``known``."""
         if not self.dominating_pairs():
             return []
-        (parts,) = self.whole_run()
-        epsilon = composed_epsilon(parts, float(self.release.delta), known)
+        epsilon = _largest_epsilon(self.whole_run(), float(self.release.delta), known)
         return [] if epsilon is None else [Claim(epsilon, self.run_theorem)]
 
     @property
@@ -353,7 +350,12 @@ def _allocated_epsilon(
 ) -> float | None:
     """Return epsilon of passes of balls in bins; kept, because a run asks again after each round."""
     pairs = _allocation_pairs(reference, slots, zero_out, coarse)
-    epsilons = [composed_epsilon(((pair, passes),), delta, known) for pair in pairs]
+    return _largest_epsilon([((pair, passes),) for pair in pairs], delta, known)
+
+
+def _largest_epsilon(runs: Iterable[Run], delta: float, known: float) -> float | None:
+    """Of composed pairs for both orders of the neighbours; ``None`` where one is out of range."""
+    epsilons = [composed_epsilon(parts, delta, known) for parts in runs]
     return None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
 
 

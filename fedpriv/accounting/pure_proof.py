@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, tagged_rdp
 from fedpriv.accounting.composition import pure_composition_epsilon
-from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import DirectionalPair, LaplacePair, TaggedPair
 from fedpriv.accounting.proofs import (
     COMPOSED_NUMERICALLY,
@@ -101,11 +100,9 @@ class PureProof(Proof):
 
     @override
     def numerical_claims(self, known: float) -> list[Claim]:
+        claims = super().numerical_claims(known)
         if not self.is_tagged:
-            return [*super().numerical_claims(known), *self.allocated_claims(known)]
-        (parts,) = self.whole_run()
-        epsilon = composed_epsilon(parts, float(self.release.delta), known)
-        claims = [] if epsilon is None else [Claim(epsilon, self.run_theorem)]
+            return [*claims, *self.allocated_claims(known)]
         # Where a grid is coarse, what holds without sampling may be smaller.
         return [*claims, type(self)(replace(self.release, sampling="full", rate=1.0)).best()]
 

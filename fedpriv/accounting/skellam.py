@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from fedpriv.accounting.proofs import NO_NOMINAL, RENYI_TO_EPSILON, Claim, Proof
+from fedpriv.accounting.proofs import RENYI_TO_EPSILON, Claim, Proof
 from fedpriv.accounting.release import NoiseParameter
 from fedpriv.accounting.renyi import rdp_to_epsilon
 
@@ -76,10 +76,6 @@ class SkellamProof(Proof):
     @override
     def no_reference(self) -> str:
         return "a single upload is masked, and no ceiling for Skellam noise on the sum is known here"
-
-    @override
-    def nominal(self) -> Claim:
-        return Claim(math.inf, NO_NOMINAL)
 
     @override
     def pure(self) -> Claim:

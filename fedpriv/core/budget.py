@@ -5,6 +5,7 @@ selects the same clients, and an eavesdropper learns nothing from clients that a
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -55,14 +56,7 @@ def _most_within(figure: Callable[[int], float], target: float, planned: int) ->
     """The most participations, ``planned`` at most, whose figure, which grows with them, is at most ``target``."""
     if figure(planned) <= target:
         return planned
-    within, above = 0, planned
-    while above - within > 1:
-        middle = (within + above) // 2
-        if figure(middle) <= target:
-            within = middle
-        else:
-            above = middle
-    return within
+    return bisect_right(range(1, planned), target, key=figure)
 
 
 class Budget:

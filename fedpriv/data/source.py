@@ -64,6 +64,14 @@ def split_names(names: Sequence[str], where: str) -> list[str]:
     return [train] if test is None else [train, test]
 
 
+def by_part(paths: Iterable[Path]) -> dict[str, list[Path]]:
+    """Group files by the part of a data set that their names say."""
+    parts: dict[str, list[Path]] = {}
+    for path in paths:
+        parts.setdefault(part_of(path.stem), []).append(path)
+    return parts
+
+
 def part_of(name: str) -> str:
     """Return the word of a file's name that says which part of a data set it is; empty: none does."""
     return next((word for word in re.split("[^a-z]+", name.lower()) if word in (*TRAIN, *TEST)), "")
@@ -153,7 +161,7 @@ class SingleFile(Source):
 
     file: ClassVar[str]  # its name
     kind: ClassVar[str]  # of file, in words
-    origin: ClassVar[str]  # who publishes the data, and what the file has to hold
+    origin: ClassVar[str] = ""  # who publishes the data, and what the file has to hold
 
     @classmethod
     @abstractmethod
@@ -166,9 +174,14 @@ class SingleFile(Source):
         path = place.root / cls.file
         if not path.is_file():
             raise InputError(
-                key="data.name", given=cls.name, allowed=f"{path} is not there, and is not downloaded: {cls.origin}"
+                key="data.name", given=cls.name, allowed=f"{path} is not there, and is not downloaded: {cls.wanted()}"
             )
         return path
+
+    @classmethod
+    def wanted(cls) -> str:
+        """Return what the file has to hold, for whoever lacks it."""
+        return cls.origin
 
     @classmethod
     @override
@@ -177,7 +190,7 @@ class SingleFile(Source):
 
     @classmethod
     @override
-    def status(cls, place: Place) -> DatasetStatus:
+    def status(cls, place: Place) -> DatasetStatus | None:
         path = place.root / cls.file
         if not path.is_file():
             return DatasetStatus(cls.name, False, "", None, f"no {cls.file} in {place.root}")

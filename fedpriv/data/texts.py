@@ -19,7 +19,7 @@ from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import suggestion
 from fedpriv.data.files import Arrays, Keys, check_memory
-from fedpriv.data.source import DatasetStatus, Place, Source, home, named_parts
+from fedpriv.data.source import Place, SingleFile, home, named_parts
 from fedpriv.data.tokenizers import TextFacts, Tokenizer, labelled, next_tokens, open_tokenizer, tokenizer_files
 
 if TYPE_CHECKING:
@@ -233,12 +233,12 @@ class TextSplit(NamedTuple):
     test: Sequence[Row]  # public ones
 
 
-class Corpus(Source):
+class Corpus(SingleFile):
     """Texts in one file of the folder of the data sets, which is not downloaded."""
 
     is_text = True
+    kind = "texts"
 
-    file: ClassVar[str]  # its name
     columns: ClassVar[TextColumns]  # of the file
     # what stands in the file for each, and its name; empty: texts have none
     labels: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -248,16 +248,6 @@ class Corpus(Source):
     has_repeats: ClassVar[bool] = False  # whether texts that are there already are left out
 
     @classmethod
-    def found(cls, place: Place) -> Path:
-        """Return where the file is."""
-        path = cls._path(place)
-        if not path.is_file():
-            raise InputError(
-                key="data.name", given=cls.name, allowed=f"{path} is not there, and is not downloaded: {cls.wanted()}"
-            )
-        return path
-
-    @classmethod
     @override
     def files(cls, place: Place) -> tuple[Path, ...]:
         found = cls.found(place)
@@ -265,8 +255,8 @@ class Corpus(Source):
         return (*files, *tokenizer_files(place.text or CorpusConfig(), place.root))
 
     @classmethod
+    @override
     def wanted(cls) -> str:
-        """Return what the file has to hold, for whoever lacks it."""
         splits = ("train", *cls.tests) if cls.tests else ()
         return f"{cls.title}, as {csv_wanted(cls.columns, (value for value, _ in cls.labels), splits)}"
 
@@ -285,28 +275,23 @@ class Corpus(Source):
             rows = list({row.text: row for row in reversed(rows)}.values())[::-1]
         if not cls.tests:
             return split_by_key(rows, config, str(path))
-        return TextSplit([row for row in rows if row.split == "train"], [row for row in rows if row.split in cls.tests])
+        return split_by_column(rows, cls.tests)
 
     @classmethod
     @override
-    def status(cls, place: Place) -> DatasetStatus | None:
-        path = cls._path(place)
-        if not path.is_file():
-            return DatasetStatus(cls.name, False, "", None, f"no {path.name} in {path.parent}")
-        try:
-            part = cls._checked_parts(path, CorpusConfig(), place.memory)
-        except InputError as error:
-            return DatasetStatus(cls.name, False, str(path), None, str(error))
-        return DatasetStatus(cls.name, True, str(path), len(part.train) + len(part.test), "texts")
+    def count(cls, path: Path, memory: int) -> int:
+        part = cls._checked_parts(path, CorpusConfig(), memory)
+        return len(part.train) + len(part.test)
 
     @classmethod
     def _checked_parts(cls, path: Path, config: CorpusConfig, memory: int) -> TextSplit:
         check_memory(path, _MADE_OF_A_BYTE * _unpacked(path), memory)
         return cls.parts(path, config)
 
-    @classmethod
-    def _path(cls, place: Place) -> Path:
-        return place.root / cls.file
+
+def split_by_column(rows: Sequence[Row], tests: Sequence[str] = SPLITS[1:]) -> TextSplit:
+    """Return training and test texts as the column split says; others are left out."""
+    return TextSplit([row for row in rows if row.split == SPLITS[0]], [row for row in rows if row.split in tests])
 
 
 def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> TextSplit:
@@ -335,21 +320,17 @@ def arrays_of(part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, 
     if not part.train or not part.test:
         raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; expected both")
     keys = Keys.of(*([row.key or "" for row in rows] for rows in part))
+    parts = (part.train, keys.train), (part.test, keys.test)
     tokenizer = open_tokenizer(config, root, [row.text for row in part.test])
     if task == "classify":
         if not labels:
             raise InputError(where=where, key="data.text.task", given="classify", allowed="the texts have no labels")
         if config.pack:
             raise InputError(f"{where}: data.text.pack = true lays texts end to end, and labels are of single ones")
-        made = [
-            _Made.labelled(*each, labels, tokenizer, config, where)
-            for each in ((part.train, keys.train), (part.test, keys.test))
-        ]
+        made = [_Made.labelled(*each, labels, tokenizer, config, where) for each in parts]
         classes = tuple(labels.values())
     else:
-        made = [
-            _Made.following(*each, tokenizer, config) for each in ((part.train, keys.train), (part.test, keys.test))
-        ]
+        made = [_Made.following(*each, tokenizer, config) for each in parts]
         classes = tuple(str(token) for token in range(tokenizer.size))
     train, test = made[0], made[1].drawn(config.tests)
     facts = TextFacts(task, tokenizer, packed=config.pack)

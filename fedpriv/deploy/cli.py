@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.core.cli.garbage import importing
+from fedpriv.core.cli import importing
 from fedpriv.core.cli.terminal import (
     File,
     Json,

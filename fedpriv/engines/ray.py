@@ -26,8 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError, RunFailedError, one_line
-from fedpriv.engines.identity import assume_server_identity, received_message
-from fedpriv.engines.inline import RUN_ID, InlineGrid, answered, run_server
+from fedpriv.engines.inline import RUN_ID, InlineGrid, answered, assume_server_identity, received_message, run_server
 
 _KNOCK_SECONDS = 10.0
 _LOOK_SECONDS = 0.1

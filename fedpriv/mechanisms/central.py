@@ -13,7 +13,6 @@ from fedpriv.mechanisms.gaussian import GaussianFamily, GaussianMechanism
 from fedpriv.mechanisms.machinery.base import ClipNorm, NoiseAt
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.proofs import Proof
     from fedpriv.mechanisms.machinery.base import Mechanism
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
@@ -63,13 +62,7 @@ class CentralSettings(CentralFamily):
     )
     colours: ClassVar[tuple[str, str]] = ("#332288", "#8F7FE5")
     marker: ClassVar[str] = "D"
+    proven_by: ClassVar[str] = "fedpriv.accounting.gaussian_proof:CentralProof"
 
     name: Literal["central"] = Field("central", description="privacy mechanism")
     unit: Literal["update"] = Field("update", description="whole updates, once a round")
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.gaussian_proof import CentralProof
-
-        return CentralProof

@@ -13,7 +13,6 @@ from fedpriv.core.settings import Count
 from fedpriv.mechanisms.central import CentralFamily
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.proofs import Proof
     from fedpriv.accounting.release import Correlation
 
 
@@ -29,6 +28,7 @@ class CorrelatedSettings(CentralFamily):
     )
     colours: ClassVar[tuple[str, str]] = ("#882255", "#D97BA6")
     marker: ClassVar[str] = "d"
+    proven_by: ClassVar[str] = "fedpriv.accounting.correlated:CorrelatedProof"
     nominal: ClassVar[str] = "this mechanism has none; give sigma or target_epsilon"
 
     name: Literal["correlated"] = Field("correlated", description="privacy mechanism")
@@ -49,13 +49,6 @@ class CorrelatedSettings(CentralFamily):
     participations: Count | None = Field(
         None, description="a client is in so many rounds at most; unset: as many as the choice of clients leads to"
     )
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.correlated import CorrelatedProof
-
-        return CorrelatedProof
 
     @override
     def correlation(self, rounds: int, separation: int, participations: int) -> Correlation:

@@ -16,7 +16,6 @@ from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import ClipNorm, NoiseAt, NoisySettings
 
 if TYPE_CHECKING:
-    from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
@@ -34,6 +33,7 @@ class DistributedSettings(NoisySettings):
     )
     colours: ClassVar[tuple[str, str]] = ("#117733", "#66C28A")
     marker: ClassVar[str] = "X"
+    proven_by: ClassVar[str] = "fedpriv.accounting.skellam:SkellamProof"
     noise_at: ClassVar[NoiseAt] = "sum"
     parameter: ClassVar[str] = "sigma"
     nominal: ClassVar[str] = "this mechanism has none; give sigma or target_epsilon"
@@ -60,13 +60,6 @@ class DistributedSettings(NoisySettings):
     @override
     def adjacent(self) -> AdjacencyName:
         return self.adjacency
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.skellam import SkellamProof
-
-        return SkellamProof
 
     @override
     def shared_by(self, clients: int) -> Self:

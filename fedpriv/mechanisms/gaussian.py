@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, Vector
     from fedpriv.mechanisms.machinery.law import Noise
@@ -110,19 +109,13 @@ class GaussianSettings(GaussianFamily):
     summary: ClassVar[str] = "Gaussian noise on a sum of gradients that are clipped in the L2 norm, as in DP-SGD."
     colours: ClassVar[tuple[str, str]] = ("#0072B3", "#56B4EA")
     marker: ClassVar[str] = "o"
+    proven_by: ClassVar[str] = "fedpriv.accounting.gaussian_proof:GaussianProof"
 
     name: Literal["gaussian"] = Field("gaussian", description="privacy mechanism")
     clip_norm: ClipNorm = Field(1.0, description="bound of a gradient's Euclidean norm")
     clipping: Literal["flat", "layer"] = Field(
         "flat", description="the whole gradient, or each of m tensors to clip_norm / sqrt(m)"
     )
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.gaussian_proof import GaussianProof
-
-        return GaussianProof
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, Vector
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
@@ -35,6 +34,7 @@ class HeterogeneousGaussianSettings(GaussianFamily):
     )
     colours: ClassVar[tuple[str, str]] = ("#CC79A7", "#E6A3C7")
     marker: ClassVar[str] = "D"
+    proven_by: ClassVar[str] = "fedpriv.accounting.gaussian_proof:HeterogeneousGaussianProof"
 
     name: Literal["hgm"] = Field("hgm", description="privacy mechanism")
     clip_norm: ClipNorm = Field(1.0, description="bound of a gradient x in the norm |x / sqrt(K r)|")
@@ -51,13 +51,6 @@ class HeterogeneousGaussianSettings(GaussianFamily):
     def effective(self) -> tuple[str, ...]:
         idle = () if self.redistribution == "public" else ("inflation", "public_examples")
         return tuple(key for key in super().effective if key not in idle)
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.gaussian_proof import HeterogeneousGaussianProof
-
-        return HeterogeneousGaussianProof
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

@@ -25,7 +25,6 @@ from fedpriv.mechanisms.machinery.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.law import LaplaceNoise
@@ -41,6 +40,7 @@ class LaplaceSettings(NoisySettings):
     summary: ClassVar[str] = "Laplace noise on a sum of gradients that are clipped in the L1 norm."
     colours: ClassVar[tuple[str, str]] = ("#009E73", "#2FC79B")
     marker: ClassVar[str] = "s"
+    proven_by: ClassVar[str] = "fedpriv.accounting.pure_proof:LaplaceProof"
     parameter: ClassVar[str] = "scale"
     nominal: ClassVar[str] = "of one participation, 1 / scale"
     by_dimension: ClassVar[bool] = False
@@ -49,13 +49,6 @@ class LaplaceSettings(NoisySettings):
     epsilon: Epsilon | None = Field(None, description="nominal, of one participation: 1 / scale")
     scale: Multiplier | None = Field(None, description="scale of the noise on the sum, over clip_norm")
     clip_norm: ClipNorm = Field(1.0, description="bound of a gradient's L1 norm")
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.pure_proof import LaplaceProof
-
-        return LaplaceProof
 
     @override
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:

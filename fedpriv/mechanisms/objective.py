@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpriv.accounting.convex_models import Problem
-    from fedpriv.accounting.proofs import Proof
 
 
 @MECHANISMS.register
@@ -29,15 +28,9 @@ class ObjectiveSettings(ModelNoiseSettings):
     label: ClassVar[str] = "objective perturbation"
     colours: ClassVar[tuple[str, str]] = ("#7F7F00", "#BCBD22")
     marker: ClassVar[str] = "^"
+    proven_by: ClassVar[str] = "fedpriv.accounting.convex_models:ObjectiveProof"
 
     name: Literal["objective"] = Field("objective", description="privacy mechanism")
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.convex_models import ObjectiveProof
-
-        return ObjectiveProof
 
     @override
     def scale(self, problem: Problem) -> float:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpriv.accounting.convex_models import Problem
-    from fedpriv.accounting.proofs import Proof
 
 
 @MECHANISMS.register
@@ -25,18 +24,12 @@ class OutputSettings(ModelNoiseSettings):
     label: ClassVar[str] = "output perturbation"
     colours: ClassVar[tuple[str, str]] = ("#8C564B", "#C49C94")
     marker: ClassVar[str] = "v"
+    proven_by: ClassVar[str] = "fedpriv.accounting.convex_models:OutputProof"
 
     name: Literal["output"] = Field("output", description="privacy mechanism")
     distribution: Literal["gaussian", "laplace"] = Field(
         "gaussian", description="noise; laplace: of a density that falls with its length, for pure epsilon"
     )
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.convex_models import OutputProof
-
-        return OutputProof
 
     @property
     @override

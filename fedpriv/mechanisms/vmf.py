@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedpriv.accounting.proofs import Proof
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, StackedGradients, Vector
     from fedpriv.mechanisms.machinery.law import Noise
@@ -51,6 +50,7 @@ class VmfSettings(NoisySettings):
     )
     colours: ClassVar[tuple[str, str]] = ("#D55E00", "#F5924A")
     marker: ClassVar[str] = "^"
+    proven_by: ClassVar[str] = "fedpriv.accounting.pure_proof:DirectionalProof"
     parameter: ClassVar[str] = "kappa"
     nominal: ClassVar[str] = "the paper's, 2 kappa"
 
@@ -85,13 +85,6 @@ class VmfSettings(NoisySettings):
     def effective(self) -> tuple[str, ...]:
         """All but ``clip_norm`` on examples, whose directions have length 1."""
         return tuple(key for key in super().effective if key != "clip_norm" or self.unit == "update")
-
-    @classmethod
-    @override
-    def proof(cls) -> type[Proof]:
-        from fedpriv.accounting.pure_proof import DirectionalProof
-
-        return DirectionalProof
 
     def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
         """Return the mechanism; the directions of examples have length 1, those of updates ``clip_norm``."""

@@ -24,7 +24,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.seeds import MEMORY
 from fedpriv.core.wire import pack, unpack
 from fedpriv.core.world import State, build_world
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import assume_server_identity
 from fedpriv.gradients import GradientOperator, per_example_gradients
 
 MECHANISMS: dict[str, dict[str, object]] = {

@@ -17,7 +17,7 @@ from fedpriv.accounting import compare_mechanisms
 from fedpriv.attacks.membership.attacks import Signals, write_signals
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.core import files
-from fedpriv.core.cli.account.plot import draw_comparison
+from fedpriv.core.cli.account.text import draw_comparison
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import (

@@ -33,8 +33,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.engines import ray as engine
 from fedpriv.engines import run_engine
-from fedpriv.engines.identity import received_message
-from fedpriv.engines.inline import InlineGrid, answered, run_server
+from fedpriv.engines.inline import InlineGrid, answered, received_message, run_server
 from fedpriv.engines.ray import Actors, RayGrid
 from fedpriv.server.app import server_app as app_of_server
 from tests.integration.small import experiment

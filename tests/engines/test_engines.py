@@ -13,7 +13,7 @@ from flwr.supercore.logger import warn_deprecated_feature
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError
 from fedpriv.engines import check_engine, choose_engine, run_engine
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import assume_server_identity
 
 CLIENTS = 3
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpriv.engines.identity import assume_server_identity
-from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.engines.inline import InlineGrid, assume_server_identity, run_server
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.audit.audit import summed_up
 from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies

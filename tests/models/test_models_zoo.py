@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedpriv.core.config.schema import describe
+from fedpriv.core.config.experiment import describe
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent

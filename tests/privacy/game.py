@@ -46,8 +46,7 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.wire import unpack
 from fedpriv.core.world import State, World, build_world
-from fedpriv.engines.identity import assume_server_identity
-from fedpriv.engines.inline import InlineGrid
+from fedpriv.engines.inline import InlineGrid, assume_server_identity
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.server.exchange import Federation, question

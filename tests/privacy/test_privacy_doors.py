@@ -134,7 +134,7 @@ QUIET: dict[str, str] = {
         _PROCESSES,
     ),
     **dict.fromkeys(
-        (f"network: fedpriv/engines/{word}.py" for word in ("__init__", "identity", "inline", "ray")),
+        (f"network: fedpriv/engines/{word}.py" for word in ("__init__", "inline", "ray")),
         _FLOWER,
     ),
     **dict.fromkeys(

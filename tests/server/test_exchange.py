@@ -9,7 +9,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedpriv.core.errors import RunFailedError
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import assume_server_identity
 from fedpriv.server.exchange import Connected, Patience, Reached, find_clients
 
 Says = dict[int, int | str | None]

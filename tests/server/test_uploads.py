@@ -14,7 +14,7 @@ from fedpriv.core.records import Failure
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World, build_world
 from fedpriv.data.sampling import Sampling
-from fedpriv.engines.identity import assume_server_identity
+from fedpriv.engines.inline import assume_server_identity
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.laplace import LaplaceMechanism
 from fedpriv.mechanisms.machinery.clipping import normal_norm

@@ -13,10 +13,10 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from fedpriv.core.cli import importing
 from fedpriv.core.cli.account import account_app
 from fedpriv.core.cli.data import data
 from fedpriv.core.cli.doctor import doctor
-from fedpriv.core.cli.garbage import importing
 from fedpriv.core.cli.init import init
 from fedpriv.core.cli.terminal import (
     File,

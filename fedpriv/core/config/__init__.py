@@ -6,9 +6,8 @@ Every key has a default, a description and a range. A wrong key or value raises
 
 from fedpriv.core.config.data import DataConfig
 from fedpriv.core.config.error_text import validated
-from fedpriv.core.config.experiment import Experiment
+from fedpriv.core.config.experiment import Experiment, describe, json_schema
 from fedpriv.core.config.file import load_experiment, load_run, override, parse_override, read_toml
-from fedpriv.core.config.schema import describe, json_schema
 from fedpriv.core.config.sections import (
     AdversaryConfig,
     EngineConfig,

@@ -1,10 +1,10 @@
 """From a TOML file, and what the command line puts in its place, to an experiment."""
 
-import importlib
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 from fedpriv.core.config.error_text import validated
@@ -55,8 +55,7 @@ class FileKind(ABC):
     @classmethod
     def write_report(cls, folder: Path) -> Path:
         """Write ``report.html`` into the folder of a run and return its path."""
-        module, _, name = cls.report.partition(":")
-        path: Path = getattr(importlib.import_module(module), name)(folder)
+        path: Path = resolve_name(cls.report)(folder)
         return path
 
 

@@ -13,7 +13,7 @@ from fedpriv.core.errors import InputError, one_line, optional, some_of
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import LABEL_BYTES, NAME_BYTES, Arrays, check_memory
 from fedpriv.data.own import ClientExamples, OwnFile, image_shares, text_shares
-from fedpriv.data.source import Place, home, part_of, split_names
+from fedpriv.data.source import Place, by_part, home, split_names
 
 _ENDINGS = (".h5", ".hdf5")
 _MADE_OF_A_LABEL = 5 * LABEL_BYTES  # a number is an object of Python's, and a pointer to it
@@ -42,12 +42,10 @@ class ClientGroups(OwnFile):
         root = home(place.path)
         if not root.is_dir():
             return (root,)
-        by_part: dict[str, list[Path]] = {}
-        for path in sorted(path for path in root.iterdir() if path.suffix.lower() in _ENDINGS):
-            by_part.setdefault(part_of(path.stem), []).append(path)
-        if not by_part:
+        parts = by_part(sorted(path for path in root.iterdir() if path.suffix.lower() in _ENDINGS))
+        if not parts:
             raise InputError(f"{root}: holds no file of training data, such as NAME_train.h5")
-        chosen = [by_part[name] for name in split_names(list(by_part), str(root))]
+        chosen = [parts[name] for name in split_names(list(parts), str(root))]
         several = next((paths for paths in chosen if len(paths) > 1), None)
         if several is not None:
             names = some_of([path.name for path in several])

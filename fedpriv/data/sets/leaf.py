@@ -13,7 +13,7 @@ from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_memory
 from fedpriv.data.own import ClientExamples, OwnFile, as_pixels, image_shares, text_shares
-from fedpriv.data.source import Place, home, named_parts, part_of, split_names
+from fedpriv.data.source import Place, by_part, home, named_parts, split_names
 
 _MADE_OF_A_BYTE = 8  # a number is an object of Python's, and a pointer to it
 
@@ -49,10 +49,8 @@ def _parts(place: Place) -> list[list[Path]]:
     train, test = named_parts(path.name for path in root.iterdir() if path.is_dir())
     if train is not None:
         return [_files(root / name) for name in (train, test) if name is not None]
-    by_part: dict[str, list[Path]] = {}
-    for path in _files(root):
-        by_part.setdefault(part_of(path.stem), []).append(path)
-    return [by_part[name] for name in split_names(list(by_part), str(root))]
+    parts = by_part(_files(root))
+    return [parts[name] for name in split_names(list(parts), str(root))]
 
 
 def _files(folder: Path) -> list[Path]:

@@ -46,12 +46,10 @@ class OwnArrays(OwnFile):
                 f"{path}: lacks {', '.join(missing)}; expected {', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
                 f"{', '.join(_MEDMNIST.values())}"
             )
-        if place.key and (key not in headers or key in names.values()):
-            why = "is what is learnt from" if key in headers else "there is no such array"
-            raise InputError(where=str(path), key="data.key", given=key, allowed=why)
-        if place.owner and (place.owner not in headers or place.owner in names.values()):
-            why = "is what is learnt from" if place.owner in headers else "there is no such array"
-            raise InputError(where=str(path), key="data.owner", given=place.owner, allowed=why)
+        for setting, given in (("data.key", place.key), ("data.owner", place.owner)):
+            if given and (given not in headers or given in names.values()):
+                why = "is what is learnt from" if given in headers else "there is no such array"
+                raise InputError(where=str(path), key=setting, given=given, allowed=why)
         headers = {
             name: headers[name]
             for name in (*names.values(), "class_names", key, f"{key}_test", place.owner)

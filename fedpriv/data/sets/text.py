@@ -12,13 +12,12 @@ from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
 from fedpriv.data.texts import (
     Corpus,
-    Row,
     TextColumns,
-    TextSplit,
     arrays_of,
     check_splits,
     check_words,
     read_texts,
+    split_by_column,
     split_by_key,
 )
 
@@ -34,7 +33,6 @@ class OwnTexts(Corpus):
     needs_path = True
     reads = ("key",)
     key_hint = "data.key names the column that does"
-    file = ""
     columns = TextColumns("text")
 
     @classmethod
@@ -53,7 +51,7 @@ class OwnTexts(Corpus):
         words = sorted({row.label for row in rows if row.label is not None})
         check_words(words, f"{path}: column {config.label!r}")
         labels = {label: label for label in words}
-        part = _split(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
+        part = split_by_column(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
         made = arrays_of(part, labels, config, place.root, place.path)
         return (replace(made, notes=(*made.notes, _LABELS)) if labels else made), place.path
 
@@ -61,7 +59,3 @@ class OwnTexts(Corpus):
     @override
     def status(cls, place: Place) -> None:
         return None
-
-
-def _split(rows: list[Row]) -> TextSplit:
-    return TextSplit([row for row in rows if row.split == "train"], [row for row in rows if row.split == "test"])

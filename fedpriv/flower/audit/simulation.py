@@ -159,7 +159,7 @@ def _run(copy: Path, out: Path, clients: int, overrides: str, raised: list[Excep
     from flwr.supercore.run import Run
     from flwr.supercore.telemetry import EventType
 
-    from fedpriv.engines.identity import assume_server_identity
+    from fedpriv.engines.inline import assume_server_identity
     from fedpriv.flower.audit.observers import ObservedApp
 
     assume_server_identity(RUN)

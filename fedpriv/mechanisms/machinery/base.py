@@ -5,6 +5,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -282,6 +283,7 @@ class MechanismSettings(Settings):
     # in plots, on light and on dark ground
     colours: ClassVar[tuple[str, str]] = ("#E69F00", "#F3C14B")
     marker: ClassVar[str] = "P"  # in plots, as matplotlib names it
+    proven_by: ClassVar[str] = "fedpriv.accounting.proofs:NoProof"  # where its proof is, imported when asked for
     protects: ClassVar[bool] = True  # whether it changes what training uploads
     # whether it hides numbers without noise (`fedpriv.mechanisms.machinery.filters`): this is often mistaken for
     # privacy, so reports say in red that nothing is proven
@@ -303,9 +305,8 @@ class MechanismSettings(Settings):
     @classmethod
     def proof(cls) -> "type[Proof]":
         """The mechanism's proof; by default nothing is proven."""
-        from fedpriv.accounting.proofs import NoProof
-
-        return NoProof
+        kind: type[Proof] = resolve_name(cls.proven_by)
+        return kind
 
     @abstractmethod
     def mechanism(self, redistribution: "Redistribution | None" = None) -> "Mechanism":

@@ -22,8 +22,7 @@ from fedpriv.core.errors import RunFailedError
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.wire import pack
 from fedpriv.core.world import World, build_world
-from fedpriv.engines.identity import assume_server_identity
-from fedpriv.engines.inline import InlineGrid
+from fedpriv.engines.inline import InlineGrid, assume_server_identity
 from fedpriv.mechanisms.machinery.whole_numbers import least_survivors
 from fedpriv.server.exchange import Federation
 from tests.integration.small import experiment

@@ -30,8 +30,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.engines.identity import assume_server_identity
-from fedpriv.engines.inline import InlineGrid
+from fedpriv.engines.inline import InlineGrid, assume_server_identity
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.whole_numbers import LEVELS, least_survivors, quantised, restored
 from fedpriv.server import exchange as exchange_module

@@ -265,7 +265,7 @@ def compare(
     # Imported here, as below: scipy and matplotlib take time that --help and a mistyped option need not wait for.
     from fedpriv.accounting import compare_mechanisms
     from fedpriv.core.cli.account.answer import in_options
-    from fedpriv.core.cli.account.text import comparison_json, print_comparison
+    from fedpriv.core.cli.account.text import comparison_json, draw_comparison, print_comparison
 
     with err.status("finding the noise of each mechanism for each epsilon"), in_options({"epsilon": "--epsilon"}):
         comparison = compare_mechanisms(
@@ -278,8 +278,6 @@ def compare(
             block_size=block_size,
         )
     if plot is not None:
-        from fedpriv.core.cli.account.plot import draw_comparison
-
         draw_comparison(comparison, plot)
     if as_json:
         print_json(comparison_json(comparison))
