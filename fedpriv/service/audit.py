@@ -27,13 +27,12 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
 from fedpriv.models.machinery.convex import Objective, minimised
-from fedpriv.service.answer_sources import network_facts, service_facts
+from fedpriv.service.answer_sources import head_features, network_facts, service_facts, stored_network
 from fedpriv.service.endpoint import network_scores
 from fedpriv.service.features import Features
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.service.proof import answer_guarantee
 from fedpriv.service.records import AnswersAudit, Service, made_service
-from fedpriv.service.run_features import head_features, stored_network
 from fedpriv.service.settings import ServiceConfig
 
 _CONFIDENCE = 0.999

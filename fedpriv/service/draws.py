@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fedpriv.accounting.convexified import ClaimedSensitivity
+    from fedpriv.accounting.convex_models import ClaimedSensitivity
     from fedpriv.core.records import Guarantee
 
 _GRID = 20  # bits of the noise's scale that an answer shows

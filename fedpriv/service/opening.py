@@ -32,7 +32,15 @@ from fedpriv.core.records import Guarantee, Ledger
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
-from fedpriv.service.answer_sources import AnswerSource, made_source, network_facts, service_facts
+from fedpriv.service.answer_sources import (
+    STORED,
+    AnswerSource,
+    head_features,
+    made_source,
+    network_facts,
+    service_facts,
+    stored_network,
+)
 from fedpriv.service.claims import REPRODUCIBLE, check_answers, with_earlier
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
 from fedpriv.service.ledger import OWNER
@@ -47,7 +55,6 @@ from fedpriv.service.records import (
     query_ledger,
     users,
 )
-from fedpriv.service.run_features import STORED, head_features, stored_network
 from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import Voters, vote_counts

@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
-from scipy.stats import binomtest
 
+from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment
 from fedpriv.core.finding import Columns, Finding, Part, all_found, findings
 from fedpriv.core.records import (
     COMPLETED,
-    CONFIDENCE,
     AttackResult,
     GrowingRecord,
     Ledger,
@@ -253,8 +252,7 @@ def _noise(ledger: Ledger) -> float | None:
 def _accuracy_interval(accuracy: float | None, examples: int | None) -> tuple[float | None, float | None]:
     if not examples or accuracy is None:
         return None, None
-    interval = binomtest(round(accuracy * examples), examples).proportion_ci(CONFIDENCE, method="wilson")
-    return float(interval.low), float(interval.high)
+    return rate_interval(round(accuracy * examples), examples).ends or (None, None)
 
 
 def _reconstruction(result: AttackResult) -> ReconstructionPart:

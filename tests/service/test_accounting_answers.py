@@ -11,7 +11,7 @@ import pytest
 from scipy import optimize
 
 from fedpriv.accounting.composition import pure_composition_epsilon
-from fedpriv.accounting.convexified import ClaimedSensitivity
+from fedpriv.accounting.convex_models import ClaimedSensitivity
 from fedpriv.core.errors import InputError
 from fedpriv.service.proof import (
     AnswerRelease,

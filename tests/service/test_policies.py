@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from fedpriv.accounting.convexified import ClaimedSensitivity
+from fedpriv.accounting.convex_models import ClaimedSensitivity
 from fedpriv.attacks.scene import exact_logits
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine

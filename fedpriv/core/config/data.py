@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from operator import not_
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -204,10 +205,6 @@ class CanaryConfig(Settings):
         return sum(map(self.copies_of, range(self.count)))
 
 
-def _empty(value: str) -> bool:
-    return not value
-
-
 class PartitionerConfig(Settings):
     """A partitioner of flwr-datasets by name, and its arguments, any that it has."""
 
@@ -266,20 +263,20 @@ class DataConfig(Extensible):
     )
     key: str = Field(
         "",
-        exclude_if=_empty,
+        exclude_if=not_,
         description="own files: the column, or array, that says whose an example is, for partition = 'key'; folder: "
         "client, the level above the classes; empty: the form's own, if it has one",
     )
     owner: str = Field(
         "",
-        exclude_if=_empty,
+        exclude_if=not_,
         description="csv, hub, object, npz: the column, or array, that says which person an example is of; that of "
         "data.key in every form that reads it; the ledger then also has what is proven about a person over all clients "
         "that hold examples of them; empty: nobody says",
     )
     label: str = Field(
         "",
-        exclude_if=_empty,
+        exclude_if=not_,
         description="hub: the column of the classes; empty: the one of that type, or label",
     )
     size: Annotated[Integer, Field(ge=1, le=4096)] | None = Field(

@@ -26,7 +26,7 @@ from fedpriv.service.policies import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpriv.accounting.convexified import ClaimedSensitivity
+    from fedpriv.accounting.convex_models import ClaimedSensitivity
     from fedpriv.core.records import Guarantee, Ledger
 
 
