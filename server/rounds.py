@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
@@ -26,10 +25,10 @@ from fedpriv.core.asked_log import questions, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import InputError, RunFailedError
+from fedpriv.core.network import public_images
 from fedpriv.core.plan import participants
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
-from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Asked, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.core.transport import transport_of
@@ -281,11 +280,12 @@ def crafted_clients(experiment: Experiment, round_number: int, asked: Sequence[i
 
 def crafted_state(world: World, before: State) -> State:
     """Return what the deceived clients are sent in place of the global state."""
-    adversary = world.experiment.adversary
+    attack = _active(world)
     before.load_into(world.model)
-    images = world.network_input(_public_images(world))
+    wanted = min(attack.public_examples, len(world.dataset.x_test))
+    images = world.network_input(public_images(world.dataset, wanted, world.experiment.seed, attack.name))
     try:
-        made = _active(world).craft(world.model, images, threat_model(adversary))
+        made = attack.craft(world.model, images, threat_model(world.experiment.adversary))
     except InputError as error:
         raise world.experiment.model.refusal(str(error)) from None
     return State({name: made[name].cpu() for name in before.parameters}, before.buffers)
@@ -296,12 +296,3 @@ def _active(world: World) -> ActiveSettings:
     adversary = world.experiment.adversary
     settings: ActiveSettings = adversary.settings(adversary.active_attack or "")
     return settings
-
-
-def _public_images(world: World) -> Tensor:
-    """Test images, which are public in this laboratory and no client's."""
-    images = world.dataset.x_test
-    attack = _active(world)
-    wanted = min(attack.public_examples, len(images))
-    chosen = numpy_stream(world.experiment.seed, attack.name).choice(len(images), size=wanted, replace=False)
-    return images[torch.from_numpy(np.sort(chosen))]

@@ -39,19 +39,18 @@ def redistribution_of(
     """How the noise is shared out, the same for all clients and the whole run; from the initial parameters."""
 
     def public(wanted: int) -> tuple[nn.Module, Tensor]:
-        images = dataset.normalise(_public_images(experiment, dataset, wanted), precision_of(experiment))
-        return model.eval(), images.to(next(model.parameters()).device)
+        if wanted > (there := len(dataset.x_test)):
+            allowed = f"{dataset.name} has {there} test images"
+            raise InputError(key="mechanism.public_examples", given=wanted, allowed=allowed)
+        images = public_images(dataset, wanted, experiment.seed, "public-images")
+        normalised = dataset.normalise(images, precision_of(experiment))
+        return model.eval(), normalised.to(next(model.parameters()).device)
 
     with cpu_threads(experiment.engine.threads):
         return experiment.mechanism.redistributed(parameters, public)
 
 
-def _public_images(experiment: Experiment, dataset: Dataset, wanted: int) -> Tensor:
-    """Test images, which are public in this laboratory and no client's."""
-    there = len(dataset.x_test)
-    if wanted > there:
-        raise InputError(
-            key="mechanism.public_examples", given=wanted, allowed=f"{dataset.name} has {there} test images"
-        )
-    chosen = numpy_stream(experiment.seed, "public-images").choice(there, size=wanted, replace=False)
+def public_images(dataset: Dataset, count: int, seed: int, purpose: str) -> Tensor:
+    """Return so many test images, which are public in this laboratory and no client's."""
+    chosen = numpy_stream(seed, purpose).choice(len(dataset.x_test), size=count, replace=False)
     return dataset.x_test[torch.from_numpy(np.sort(chosen))]
