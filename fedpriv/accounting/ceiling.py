@@ -26,7 +26,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
-from fedpriv.accounting.memorisation import check_statement
+from fedpriv.accounting.gaussian import check_statement
 from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling, interpolated
 from fedpriv.accounting.proofs import Proof

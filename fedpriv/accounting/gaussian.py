@@ -112,6 +112,14 @@ def check_epsilon(epsilon: float) -> None:
         raise InputError(key="epsilon", given=epsilon, allowed="allowed is above 0, finite")
 
 
+def check_statement(epsilon: float, delta: float) -> None:
+    """Refuse numbers out of range; an infinite epsilon states nothing."""
+    if not epsilon >= 0:
+        raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0")
+    if not 0 <= delta <= 1:
+        raise InputError(key="delta", given=delta, allowed="allowed is from 0 to 1")
+
+
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise InputError(key="delta", given=delta, allowed="allowed is between 0 and 1, both excluded")

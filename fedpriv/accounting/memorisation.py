@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import scipy
 
+from fedpriv.accounting.gaussian import check_statement
 from fedpriv.core.errors import InputError
 
 
@@ -29,14 +30,6 @@ class Statement(NamedTuple):
 
     epsilon: float
     delta: float
-
-
-def check_statement(epsilon: float, delta: float) -> None:
-    """Refuse numbers out of range; an infinite epsilon states nothing."""
-    if not epsilon >= 0:
-        raise InputError(key="epsilon", given=epsilon, allowed="allowed is from 0")
-    if not 0 <= delta <= 1:
-        raise InputError(key="delta", given=delta, allowed="allowed is from 0 to 1")
 
 
 def of_copies(statement: Statement, copies: int) -> Statement:
