@@ -25,11 +25,10 @@ from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.convex import ConvexModel, Objective, minimised
-from fedpriv.service.claims import REPRODUCIBLE
 from fedpriv.service.features import Features, check_fixed, learnt_features, public_features
 from fedpriv.service.policies import EXAMPLE, AnswerPolicy, Facts, HeadPolicy
 from fedpriv.service.policies.votes import NoisyVotes
-from fedpriv.service.proof import head_sensitivity
+from fedpriv.service.proof import REPRODUCIBLE, head_sensitivity
 from fedpriv.service.records import HeadFacts, LearntFacts, Service
 from fedpriv.service.voters import CLIENT, Voters, refuse_unsolvable_head, shards_of, train_voters
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from fedpriv.accounting.estimated import with_bounds
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
@@ -28,7 +29,7 @@ from fedpriv.core.files import as_json, locked, remove_parts, write_once, write_
 from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import Guarantee, Ledger
+from fedpriv.core.records import Guarantee, Ledger, shown_epsilon
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
@@ -41,11 +42,11 @@ from fedpriv.service.answer_sources import (
     service_facts,
     stored_network,
 )
-from fedpriv.service.claims import REPRODUCIBLE, check_answers, with_earlier
 from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, rivals
 from fedpriv.service.policies.votes import NoisyVotes
+from fedpriv.service.proof import REPRODUCIBLE, with_run
 from fedpriv.service.records import (
     AnswersCurve,
     Referee,
@@ -345,3 +346,41 @@ def _right(policy: NoisyPolicy, count: int, trial: KnownImages, generator: np.ra
     scores = trial.noisy(policy, scale) if policy.once else trial.scores
     answers = policy.answer(scores, Draws(scale, [generator] * len(scores), trial.facts))
     return float((answers.labels == trial.truth).mean())
+
+
+# What is proven about an endpoint's answers together with what was released of the same data before them.
+
+
+def check_answers(policy: AnswerPolicy, world: World, ledger: Ledger) -> None:
+    """Refuse a run whose answers could not be what the policy says they are."""
+    policy.check(ledger)
+    if world.experiment.data.bounds_epsilon and isinstance(policy, NoisyVotes) and not policy.shards:
+        raise InputError(
+            "data.table.bounds_epsilon does not go with service.shards = 0, votes that protect whole clients: it is "
+            "about single rows; set service.shards, or tell bounds that are public"
+        )
+
+
+def with_earlier(guarantee: Guarantee, policy: AnswerPolicy, world: World, facts: Facts) -> Guarantee:
+    """Return what is proven of answers together with the features' network and an estimate of a table's bounds."""
+    if facts.learnt is not None:
+        guarantee = with_run(guarantee, facts.learnt)
+    bounds = world.experiment.data.bounds_epsilon
+    if not bounds or policy.source == "network" or guarantee.epsilon is None:
+        return guarantee
+    note = (
+        f"epsilon {shown_epsilon(bounds)} of it is of the estimate of the table's bounds (data.table.bounds_epsilon); "
+        "service.target_epsilon is of the answers alone"
+    )
+    return with_bounds(replace(guarantee, notes=(*guarantee.notes, note)), bounds)
+
+
+def claim_of(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
+    """Return what is proven about an endpoint's answers as such; ``None``: nothing."""
+    policy, service = endpoint.policy, ServiceConfig.of(world.experiment)
+    delta = getattr(policy, "delta", None)
+    answers = 1 if service is None else service.answers
+    claim = policy.guarantee(
+        endpoint.facts, answers, world.experiment.mechanism.delta if delta is None else delta, ledger
+    )
+    return None if claim.epsilon is None else with_earlier(claim, policy, world, endpoint.facts)

@@ -42,8 +42,7 @@ class ServiceEndpoints(Endpoints):
 
     @override
     def open(self, folder: "RunFolder", world: "World", policy: str) -> OpenEndpoint:
-        from fedpriv.service.claims import claim_of
-        from fedpriv.service.opening import open_endpoint
+        from fedpriv.service.opening import claim_of, open_endpoint
 
         endpoint = open_endpoint(folder, world, policy)
         return OpenEndpoint(endpoint, endpoint.policy, endpoint.exact, claim_of(endpoint, world, folder.final_ledger()))

@@ -22,13 +22,18 @@ from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
 from fedpriv.accounting.proofs import Claim, finite, smallest
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
 from fedpriv.core.errors import InputError
-from fedpriv.core.names import Adjacency
 from fedpriv.core.records import Guarantee, shown_epsilon
+from fedpriv.service.draws import EXAMPLE
 
 Law = Literal["gaussian", "pure", "range", "range-laplace"]
 """gaussian: normal noise, of mu = sensitivity / deviation. pure: epsilon-DP. range: the log ratio of any two answers'
 probabilities moves by at most epsilon (bounded range), as of the exponential mechanism. range-laplace: one of these and
 one Laplace release, of half of epsilon each."""
+
+REPRODUCIBLE = (
+    "noise = 'reproducible': the noise follows from the seed, and anyone who knows or guesses the seed can subtract "
+    "it; the proof holds against everybody else"
+)
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,7 @@ class AnswerRelease:
     releases: int  # how many compose: the number of answers, or 1 where all of them come from one release
     delta: float  # of the statement; 0: pure figures only
     # which two data sets must look alike, in words
-    adjacency: str = Adjacency.REPLACE_ONE.worded(
-        "one example of any client is another one; the number of examples is public"
-    )
+    adjacency: str = EXAMPLE
     theorem: str = ""  # where the level is from
     notes: tuple[str, ...] = ()  # what a reader must know with the figures
 

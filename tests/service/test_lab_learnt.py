@@ -20,8 +20,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.audit import audit_answers
-from fedpriv.service.claims import claim_of
-from fedpriv.service.opening import open_endpoint, open_service
+from fedpriv.service.opening import claim_of, open_endpoint, open_service
 from fedpriv.service.records import Referee, made_service
 from fedpriv.service.settings import ServiceConfig
 from tests.integration.small import experiment

@@ -73,7 +73,7 @@ class ChangedLabels(Preparation):
 
     @override
     def claim(self, world: "World") -> "Guarantee":
-        from fedpriv.algorithms.labels.ledger import label_claim
+        from fedpriv.algorithms.labels.client import label_claim
 
         return label_claim(world)
 

@@ -19,8 +19,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.service.claims import with_earlier
-from fedpriv.service.opening import open_service
+from fedpriv.service.opening import open_service, with_earlier
 from fedpriv.service.policies import Facts
 from fedpriv.service.policies.none import Exact
 from fedpriv.service.records import Service, made_service
