@@ -260,7 +260,8 @@ def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) ->
     try:
         network = maker(**{key: value for key, value in known.items() if key in takes and value is not None})
     except Exception as error:
-        raise InputError(key="tap.model", given=tapped.model, allowed=reason_of(error)) from error
+        hint = "tap.model in fedpriv.toml names a function that returns the network"
+        raise InputError(key="tap.model", given=tapped.model, allowed=reason_of(error), hint=hint) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"tap.model = {tapped.model!r} returns {type(network).__name__}, no torch.nn.Module")
     return network

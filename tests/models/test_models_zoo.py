@@ -299,6 +299,7 @@ def test_running_statistics_of_frozen_layers_are_saved_with_adapters(tmp_path: P
     [
         ({"peft": {"peft_type": "LORAA"}}, "peft_type = 'LORAA'.*did you mean LORA"),
         ({"peft": {"peft_type": "LORA", "rank": 2}}, "LORA has no key rank; did you mean"),
+        ({"peft": {"peft_type": "LORA", "init_lora_weights": "pissa_niter_4"}}, "init_lora_weights = 'pissa_niter_4'"),
         ({"peft": {"peft_type": "LORA", "target_modules": ["query"]}}, "= .*query.*: matches no layer.*q_proj"),
         ({"peft": "nowhere"}, "peft = 'nowhere': a folder with adapter_model.safetensors"),
         ({"config": {"hiden_size": 8}}, "has no key hiden_size; did you mean hidden_size"),

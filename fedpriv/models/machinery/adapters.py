@@ -36,6 +36,12 @@ def with_adapters(network: nn.Module, given: str | Table, classes: int, task: st
             config, tensors = _saved(peft, Path(given))
         else:
             config, tensors = _configuration(peft, given.plain(), network, classes, task), None
+        start = getattr(config, "init_lora_weights", None)
+        if isinstance(start, str) and start.startswith("pissa_niter"):  # findings/peft-pissa-base.sh
+            allowed = (
+                "'pissa': this one changes the frozen weights at random, and its adapter fits no other copy of them"
+            )
+            raise InputError(key=f"{_KEY}.init_lora_weights", given=start, allowed=allowed)
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # about what peft calls in transformers
             adapted: nn.Module = peft.get_peft_model(network, config)
         if tensors is not None:
