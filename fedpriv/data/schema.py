@@ -294,7 +294,7 @@ class Schema:
                 "out of the file, or name it in data.table.classes",
             )
         known = self.classes
-        every = _in_order({text for part in self.parts for text in _values(part, name)} - set(marks))
+        every = in_order({text for part in self.parts for text in _values(part, name)} - set(marks))
         rows = len(self.train) + len(self.test) - len(missing)
         is_own = 2 * len(every) > rows and len(every) > _LEAST
         if not classes and (is_own or len(every) > FEW) and all_numbers(every):
@@ -583,10 +583,10 @@ def _is_category(kind: "pa.DataType") -> bool:
 
 def _values(cells: Cells, name: str) -> tuple[str, ...]:
     """All that a column holds, in order."""
-    return _in_order(text for text in cells.column(name).unique().to_pylist() if text is not None)
+    return in_order(text for text in cells.column(name).unique().to_pylist() if text is not None)
 
 
-def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
+def in_order(texts: Iterable[str]) -> tuple[str, ...]:
     """Sorted, as numbers where all are."""
     found = sorted(texts)
     return tuple(sorted(found, key=float) if all_numbers(found) else found)

@@ -195,11 +195,12 @@ def _row(path: Path, line: int, row: Mapping[str, str], columns: TextColumns) ->
     return Row(row[columns.text], label, key, row.get(columns.split))
 
 
-def check_words(words: Sequence[str], where: str) -> None:
-    """Refuse labels of one's own texts of which one says that there is none, or which are many numbers."""
-    from fedpriv.data.schema import FEW, all_numbers
+def ordered_words(labels: Iterable[str], where: str) -> tuple[str, ...]:
+    """Order labels of one's own texts; refuse one that says that there is none, and many numbers."""
+    from fedpriv.data.schema import FEW, all_numbers, in_order
     from fedpriv.data.tables import MISSING_NUMBERS
 
+    words = in_order(labels)
     missing = next((word for word in words if word.strip() in MISSING_NUMBERS), None)
     if missing is not None:
         raise InputError(f"{where}: the label {missing!r} says that there is none: take those texts out, or rename it")
@@ -208,6 +209,7 @@ def check_words(words: Sequence[str], where: str) -> None:
             f"{where}: the labels are numbers with many values ({len(words):,}); fedpriv classifies: write ranges of "
             "them into the file, or leave data.text.label out"
         )
+    return words
 
 
 def check_splits(path: Path, rows: Sequence[Row]) -> None:

@@ -385,6 +385,17 @@ def test_texts_of_the_hub(tmp_path: Path, task: str) -> None:
 # --- arrays -------------------------------------------------------------------------------------------------------
 
 
+def test_labels_that_are_numbers_have_their_order(tmp_path: Path) -> None:
+    """0, 1, 2, ..., 11 and not 0, 1, 10, 11, 2, ..., as files have them and as texts."""
+    numbers, text = [*range(12)] * 2, {"text": "t", "label": "y", "length": 4}
+    datasets.Dataset.from_dict({"t": ["a"] * 24, "y": numbers}).to_parquet(tmp_path / "texts.parquet")
+    (tmp_path / "texts.csv").write_text("t,y\n" + "".join(f"a,{number}\n" for number in numbers))
+    np.savez(tmp_path / "a.npz", x_train=pixels(24, 4, 4), y_train=numbers, x_test=pixels(24, 4, 4), y_test=numbers)
+    assert loaded("npz", tmp_path / "a.npz").class_names == tuple(map(str, range(12)))
+    for name, file in (("hub", "texts.parquet"), ("text", "texts.csv")):
+        assert loaded(name, tmp_path / file, text=text).class_names == tuple(map(str, range(12)))
+
+
 @pytest.mark.parametrize("images_", ["uint8", "uint16", "float32", "float64", "bool", "int64", "channels first"])
 @pytest.mark.parametrize("labels_", ["numbers", "column", "one-hot", "texts", "bytes"])
 def test_arrays_as_people_save_them(tmp_path: Path, images_: str, labels_: str) -> None:

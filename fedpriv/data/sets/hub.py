@@ -17,7 +17,7 @@ from fedpriv.data.files import Arrays
 from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import read_pictures
 from fedpriv.data.source import Place, home, part_of, split_names
-from fedpriv.data.texts import Row, TextSplit, arrays_of, check_words, split_by_key
+from fedpriv.data.texts import Row, TextSplit, arrays_of, ordered_words, split_by_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -289,10 +289,9 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
     rows = [_rows(part, place, config) for part in parts]
     part = TextSplit(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
     named = _names(parts[0], config.label)
-    names = named or sorted({row.label or "" for each in part for row in each})
-    if config.label and not named:
-        check_words(names, f"{place.path}: column {config.label!r}")
-    labels = {name: name for name in names} if config.label else {}
+    given = {row.label or "" for each in part for row in each}
+    names = (named or ordered_words(given, f"{place.path}: column {config.label!r}")) if config.label else ()
+    labels = {name: name for name in names}
     return arrays_of(part, labels, config, place.root, place.path)
 
 
