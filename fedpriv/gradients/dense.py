@@ -275,9 +275,11 @@ def grouped(parts: Mapping[str, Factor | Written], examples: int, chunk_bytes: i
         few = {}
     stacks: dict[object, dict[str, Outer]] = {}
     for name, part in parts.items():
+        if name in few:
+            continue
         if isinstance(part, Outer):
             stacks.setdefault(part.place, {})[name] = part
-        elif name not in few:
+        else:
             groups[name,] = part.factor(chunk_bytes // 2) if isinstance(part, Written) else part
     for stack in stacks.values():
         groups[tuple(stack)] = Outer.stacked(list(stack.values())) if len(stack) > 1 else next(iter(stack.values()))

@@ -839,6 +839,13 @@ class Rows(Factor):
         """Return the weighted sum."""
         return self._shaped(torch.mv(self._rows.T, weights)[None])[0].contiguous()
 
+    def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
+        """Add the weighted sum."""
+        if self._is_usual and total.is_contiguous():
+            total.view(-1).addmv_(self._rows.T, weights, beta=scale)
+        else:
+            super().add_to(total, scale, weights)
+
     def combine_each(self, weights: Tensor) -> Tensor:
         """Return the weighted sums of groups: one batched product."""
         return self._shaped(torch.bmm(weights[:, None], grouped(self._rows, len(weights)))[:, 0]).contiguous()
