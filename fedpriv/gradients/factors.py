@@ -230,14 +230,11 @@ class Sizes:
         known = [bound._value for bound in bounds if bound._value is not None]
         largest = iter(torch.stack(known).amax(dim=1).tolist() if known else ())
         open_ = [bound for bound in bounds if bound._value is None]
-        sides = {_place(side): side for bound in open_ for side in bound._sides}
+        places, sides = _placed(open_)
         norms = dict(zip(sides, most_of(list(sides.values())), strict=True))
-        return [
-            next(largest)
-            if bound._value is not None
-            else math.prod([norms[_place(side)] for side in bound._sides], start=bound._scale)
-            for bound in bounds
-        ]
+        pairs = zip(open_, places, strict=True)
+        products = iter([math.prod([norms[one] for one in own], start=bound._scale) for bound, own in pairs])
+        return [next(products if bound._value is None else largest) for bound in bounds]
 
     @staticmethod
     def compute(bounds: "Iterable[Sizes]") -> None:
@@ -245,9 +242,7 @@ class Sizes:
         open_ = [bound for bound in bounds if bound._value is None]
         if not open_:
             return
-        # A layer's input is often another one's, too: views of the same numbers.
-        places = [[_place(side) for side in bound._sides] for bound in open_]
-        sides = dict(zip(chain(*places), chain(*(bound._sides for bound in open_)), strict=True))
+        places, sides = _placed(open_)
         ordered = sorted(sides, key=lambda place: place[1].numel())
         norms = lengths_of([sides[place] for place in ordered])
         numbers = {place: number for number, place in enumerate(ordered)}
@@ -260,7 +255,16 @@ class Sizes:
             bound._value, bound._sides = value, ()
 
 
-def _place(side: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+Place = tuple[int, torch.Size, tuple[int, ...]]
+
+
+def _placed(bounds: Sequence[Sizes]) -> tuple[list[list[Place]], dict[Place, Tensor]]:
+    """The places of what some bounds follow from, and the tensors there; a layer's input is often another one's."""
+    places = [[_place(side) for side in bound._sides] for bound in bounds]
+    return places, dict(zip(chain(*places), chain(*(bound._sides for bound in bounds)), strict=True))
+
+
+def _place(side: Tensor) -> Place:
     """What is the same of two views of the same numbers."""
     return side.data_ptr(), side.shape, side.stride()
 

@@ -31,14 +31,15 @@ EINSUM = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
 STRETCHED = frozenset(("expand", "expand_as", "broadcast_to", "repeat"))
 
 # What layers of torch call, once each.
-FUNCTIONS: Mapping[type[nn.Module], str] = {
-    nn.Linear: "linear",
-    nn.Conv1d: "conv1d",
-    nn.Conv2d: "conv2d",
-    nn.Embedding: "embedding",
-    nn.GroupNorm: "group_norm",
-    nn.LayerNorm: "layer_norm",
+_CALLED: Mapping[type[nn.Module], Any] = {
+    nn.Linear: functional.linear,
+    nn.Conv1d: functional.conv1d,
+    nn.Conv2d: functional.conv2d,
+    nn.Embedding: functional.embedding,
+    nn.GroupNorm: functional.group_norm,
+    nn.LayerNorm: functional.layer_norm,
 }
+FUNCTIONS = {kind: function.__name__ for kind, function in _CALLED.items()}
 
 # What is asked of a tensor, whatever it was computed from.
 ASKED = frozenset(("__get__", "__set__", "__len__", "detach", "size", "dim", "numel", "is_floating_point"))
@@ -123,7 +124,10 @@ def _forward(layer: nn.Module, sources: Mapping[str, Source], input: Tensor) -> 
         return kind.forward(layer, input)
     with torch._C.DisableTorchFunctionSubclass():
         made = kind.forward(layer, input)
-        tracer.use(LAYERS[kind](layer, input.detach()), sources, made)
+        operation = LAYERS[kind](layer, input.detach())
+        if operation is None:
+            raise Otherwise(f"{FUNCTIONS[kind]} is given something else")
+        tracer.use(operation, sources, made)
         return made
 
 
@@ -315,13 +319,17 @@ class Tracer:
         return made
 
     def use(
-        self, operation: Operation | None, sources: Mapping[str, Source], made: Tensor, entry: GradientEdge | None = None
+        self,
+        operation: Operation,
+        sources: Mapping[str, Source],
+        made: Any,
+        entry: GradientEdge | None = None,
     ) -> None:
         """Note that a layer, which is the next step, was applied to the examples; ``operation`` has no graph."""
         step = (self._plan or ())[self._number]
         self._number += 1
         ((place, share),) = step.axes
-        if operation is None or operation.input.ndim != step.dimensions:
+        if operation.input.ndim != step.dimensions:
             raise Otherwise(f"{step.function} is given something else")
         if operation.input.shape[place] != share * self._examples:
             raise Otherwise(f"the input of {step.function} does not grow with the batch")
