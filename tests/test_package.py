@@ -22,6 +22,7 @@ from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.flower import server_app
+from tests.clone import copied
 from tests.command_line import fedpriv, flower
 from tests.docs.pages import blocks, words
 
@@ -169,7 +170,8 @@ def test_next_to_modules_of_the_same_names(tmp_path: Path) -> None:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The app as Flower packs it from a clone and unpacks it."""
     folder = tmp_path_factory.mktemp("packed")
-    done = flower("build", "--app", str(HOME), cwd=folder, FLWR_HOME=str(folder / "home"))
+    # Flower looks at each file of the folder, and so at all of an environment in it.
+    done = flower("build", "--app", str(copied(folder / "clone")), cwd=folder, FLWR_HOME=str(folder / "home"))
     (path,) = folder.glob("*.fab") or pytest.fail(done.stdout + done.stderr)
     with zipfile.ZipFile(path) as content:
         content.extractall(folder / "app")

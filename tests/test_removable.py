@@ -1,12 +1,11 @@
 """A capability is one folder: without it, its tests, page and configs, everything else still works."""
 
-import shutil
 import subprocess
 import sys
-from importlib.util import cache_from_source
 from pathlib import Path
 
-from tests.rooms import CAPABILITIES, ROOT
+from tests.clone import copied
+from tests.rooms import CAPABILITIES
 
 REMOVABLE = [name for name in CAPABILITIES if name not in ("evasion", "own model", "secure aggregation")]
 
@@ -53,21 +52,11 @@ SMALL = (
 )
 
 
-def copied(tree: Path) -> Path:
-    """Copy what a capability may be taken out of."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
-    # What Python has compiled is valid for copies, which have the same times.
-    compiled = [cache_from_source(name) for name in listed if name.endswith(".py")]
-    for name in (*listed, *compiled):
-        if not name.startswith(("tests/", "docs/", "studies/")) and (ROOT / name).exists():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    return tree
-
-
 def test_everything_else_works_without_any_one_capability(tmp_path: Path) -> None:
-    tree, linter = copied(tmp_path / "tree"), Path(sys.executable).with_name("lint-imports")
+    tree, linter = (
+        copied(tmp_path / "tree", "tests/", "docs/", "studies/"),
+        Path(sys.executable).with_name("lint-imports"),
+    )
     folders = [CAPABILITIES[name].folder for name in REMOVABLE]
     script = SCRIPT.replace("KEYS", ", ".join(f"'--set', {key!r}" for key in SMALL))
     command = [sys.executable, "-c", script, str(tree), str(linter), *folders]

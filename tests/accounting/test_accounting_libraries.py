@@ -22,12 +22,12 @@ NOISE = (
     ("gaussian", 2.0, 0.1, 100),
     ("laplace", 3.0, 1.0, 1),
 )
-DELTAS = (1e-2, 1e-4, 1e-6, 1e-9, 1e-12)
+DELTAS = (1e-2, 1e-6, 1e-12)
 CELLS = [
     (Question(*noise, delta), neighbours)  # type: ignore[arg-type]
     for noise, delta, neighbours in itertools.product(NOISE, DELTAS, NEIGHBOURS)
     if (noise[0], neighbours) != ("laplace", "replace")  # of which no library says anything
-    if noise[2] == 1 or delta not in (1e-4, 1e-9)  # the exact figure of sampled steps takes a second
+    if noise[2] == 1 or delta < 1e-2  # where the exact figure of sampled steps takes seconds
 ]
 
 

@@ -67,7 +67,7 @@ class Composed:
     """The services of one profile, as processes in a folder; with fewer SuperNodes, where the settings say so."""
 
     def __init__(self, folder: Path, profile: str, nodes: int) -> None:
-        self.folder = folder
+        self.folder, self.nodes = folder, nodes
         names = [name for name in services(profile) if int((re.findall(r"-(\d)", name) or ["0"])[0]) < nodes]
         first = free_ports(2 * len(names))
         self.port = first
@@ -153,6 +153,10 @@ class Composed:
         return {"PATH": path, **threads, **{key: self._mapped(value, name, service) for key, value in own.items()}}
 
     def _start(self, name: str, service: Mapping[str, Any]) -> None:
+        if name == "admit":  # a command of Flower's for each
+            for key in (self.folder / "volumes" / "admission").glob("supernode-*.pub"):
+                if int(key.stem.removeprefix("supernode-")) >= self.nodes:
+                    key.unlink()
         command, environment = self.command(name, service["command"]), self._environment(name)
         where = self.folder / "tmp" / name
         self.started[name] = start(name, command, environment, where, self.folder / f"{name}.log")

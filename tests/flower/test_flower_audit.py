@@ -2,8 +2,10 @@
 
 import hashlib
 import math
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 from fedpriv.core.cli.app import app as command_line
 from fedpriv.core.errors import InputError
+from fedpriv.engines.inline import InlineGrid
 from fedpriv.flower import tap
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.audit.audit import leaving
@@ -27,7 +30,7 @@ from fedpriv.flower.audit.records import Answer, ModAction
 from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers
 from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
-from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, observed, write_app
+from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, importable, observed, write_app
 
 DELTA, C = 1e-5, 0.5
 OK = Status(Code.OK, "")
@@ -398,9 +401,20 @@ def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     assert "Invalid pyproject.toml" in told.problem and told.by_app
 
 
+def test_an_app_that_raises_in_its_run_fails_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(**given: Any) -> None:
+        given["server_app"](InlineGrid(given["client_app"], 2), given["server_app_context"])
+
+    monkeypatch.setattr(import_module("flwr.simulation.run_simulation"), "_run_simulation", run)
+    app = write_app(tmp_path / "app", {}, "1 / 0")
+    with importable(app, monkeypatch):
+        told = observe(app, tmp_path / "out", 2, "")
+    assert (told.problem, told.by_app) == ("ZeroDivisionError: division by zero", True)
+
+
 @pytest.mark.slow
 def test_an_app_that_fails_by_itself_is_one_line(tmp_path: Path) -> None:
-    app = write_app(tmp_path / "app", {}, "1 / 0")
+    app = write_app(tmp_path / "app", {"imports": "1 / 0"})
     done = fedpriv("flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "the app fails by itself: ZeroDivisionError: division by zero" in done.stderr
