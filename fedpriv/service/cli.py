@@ -13,7 +13,7 @@ from typing_extensions import override
 from fedpriv.attacks.commands import Audit
 from fedpriv.core.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences, table_of
 from fedpriv.core.config import load_run
-from fedpriv.core.errors import InputError, optional
+from fedpriv.core.errors import InputError, cut, optional, printable
 from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Verb
 from fedpriv.service.settings import ServiceConfig
@@ -116,7 +116,7 @@ def query(
     from fedpriv.service.opening import open_service
 
     run = RunFolder.open(folder)
-    images, truth = _test_images(run, test) if npz is None else (_own_images(npz), None)
+    images, truth, names = _test_images(run, test) if npz is None else (_own_images(npz), None, ())
     with shown(quiet or as_json) as progress, reported(folder):
         served = open_service(run, config, progress)
     before = served.asked
@@ -125,7 +125,7 @@ def query(
     if as_json:
         _print_json_answers(answers, truth, charged, served, folder)
     else:
-        _print_answers(answers, truth, charged, served)
+        _print_answers(answers, truth, names, charged, served)
 
 
 def _right(answers: "Answers", truth: "Tensor") -> int:
@@ -151,13 +151,18 @@ def _print_json_answers(
     )
 
 
-def _print_answers(answers: "Answers", truth: "Tensor | None", charged: int, served: "Served") -> None:
+def _print_answers(
+    answers: "Answers", truth: "Tensor | None", names: tuple[str, ...], charged: int, served: "Served"
+) -> None:
+    def called(label: int) -> str:
+        return cut(printable(names[label])) if names else str(label)
+
     given, labels = answers.probabilities, answers.labels[:_SHOWN]
-    columns = {"image": [str(at) for at in range(len(labels))], "answer": [str(label) for label in labels]}
+    columns = {"image": [str(at) for at in range(len(labels))], "answer": [called(label) for label in labels]}
     if given is not None:
         columns["probability"] = [f"{given[at, label]:.4g}" for at, label in enumerate(labels)]
     if truth is not None:
-        columns["truth"] = [str(label) for label in truth[:_SHOWN].tolist()]
+        columns["truth"] = [called(label) for label in truth[:_SHOWN].tolist()]
     out.print(table_of(columns, zip(*columns.values(), strict=True), words=0))
     more = f" (the first {_SHOWN} are shown)" if len(answers.labels) > _SHOWN else ""
     budget = served.ledger.answers
@@ -229,20 +234,20 @@ def _print_status(folder: Path, as_json: bool) -> None:
     )
 
 
-def _test_images(run: "RunFolder", text: str | None) -> "tuple[Tensor, Tensor]":
-    """These test images, and their labels; the first ones where none are named."""
+def _test_images(run: "RunFolder", text: str | None) -> "tuple[Tensor, Tensor, tuple[str, ...]]":
+    """These test images, their labels and the classes' names; the first ones where none are named."""
     from fedpriv.data.datasets import load_dataset
 
     experiment = run.experiment()
     dataset = load_dataset(experiment.data, experiment.seed)
     images = dataset.x_test
     if text is None:
-        return images[:_ASKED], dataset.y_test[:_ASKED]
+        return images[:_ASKED], dataset.y_test[:_ASKED], dataset.class_names
     first, _, last = text.partition(":")
     if not (_NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)) or not int(first) < int(last) <= len(images):
         raise InputError(key="--test", given=text, allowed=f"expected A:B with 0 <= A < B <= {len(images)}")
     rows = slice(int(first), int(last))
-    return images[rows], dataset.y_test[rows]
+    return images[rows], dataset.y_test[rows], dataset.class_names
 
 
 def _own_images(path: Path) -> "Tensor":
