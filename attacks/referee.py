@@ -18,7 +18,7 @@ from torch import Tensor
 from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse, guesses, recovery_chance, row_scores
 from fedpriv.attacks.observation import CandidateLists
-from fedpriv.attacks.reconstruction import Optimum, Reconstruction
+from fedpriv.attacks.reconstruction import Optimum, Reconstruction, Restart
 from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.records import Score
@@ -179,7 +179,7 @@ def score(
     reasons: list[str | None] = []
     for restart, attempt in enumerate(reconstruction.attempts):
         chosen = restart == reconstruction.chosen
-        rows, columns = _in_order(truth) if reconstruction.picked else _pairs(truth.images, attempt.images.clamp(0, 1))
+        rows, columns = _in_order(truth) if reconstruction.picked else _pairs(truth.images, attempt)
         if len(rows) == 0:
             continue
         images = attempt.images[columns].clamp(0, 1)
@@ -321,10 +321,16 @@ def _unpaired(reconstruction: Reconstruction, truth: Truth) -> str:
     )
 
 
-def _pairs(originals: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(originals: Tensor, attempt: Restart) -> tuple[Tensor, Tensor]:
     """Numbers of originals and of the images that go with them, one to one, in the order of the originals."""
+    images = attempt.images.clamp(0, 1)
     if originals.shape == images.shape:
-        return torch.arange(len(originals)), metrics.match(originals, images)
+        # What stands for examples that were not read is as a broken image: it takes no original of one that was read.
+        _, kinds, counts = images.flatten(1).unique(dim=0, return_inverse=True, return_counts=True)
+        read = (counts[kinds] == 1) | (attempt.labels >= 0)
+        return torch.arange(len(originals)), metrics.match(
+            originals, images.where(read[:, None, None, None], torch.nan)
+        )
     true, made = (part.cpu().double().flatten(1) for part in (originals, images))
     rows, columns = linear_sum_assignment(torch.cdist(true, made).square().numpy())
     return torch.from_numpy(rows), torch.from_numpy(columns)

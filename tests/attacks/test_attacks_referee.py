@@ -74,6 +74,15 @@ def test_a_perfect_image() -> None:
     assert line.ssim == pytest.approx(1)
 
 
+def test_what_stands_for_unread_images_takes_no_original_of_one_that_was_read() -> None:
+    """By the least total, the filler nearer to the second original would leave its exact picture to the first."""
+    known = Truth(1, 4, torch.tensor([0.2, 0.3, 0.9]).view(3, 1, 1, 1).expand(3, 1, 8, 8), torch.tensor([0, 1, 2]))
+    made = torch.tensor([0.3, 0.6, 0.6]).view(3, 1, 1, 1).expand(3, 1, 8, 8)
+    lines = scored(offered((made, torch.tensor([1, -1, -1]))), known)
+    assert [line.label for line in lines] == [None, 1, None]
+    assert lines[1].mse == 0
+
+
 @in_one_test("order", [(0, 1, 2, 3), (3, 1, 0, 2), (1, 2, 3, 0)])
 def test_images_of_a_batch_are_matched_and_labels_go_with_them(order: tuple[int, ...]) -> None:
     known = truth(4, first=60)
