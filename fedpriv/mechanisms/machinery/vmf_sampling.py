@@ -240,7 +240,7 @@ TINY = 1e-6
 CLEARLY_INDEPENDENT = 1e-2
 
 # Of so many numbers all inner products take no longer in float64 than a try in float32 before them.
-AT_ONCE = 1 << 18
+AT_ONCE = 1 << 17
 
 # Smallest eigenvalue of inner products in float64 that counts. They are off by 1e-15 to 1e-14, which tilts the basis by
 # that over this; what is left out is below the root of this.
