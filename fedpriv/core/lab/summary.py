@@ -36,6 +36,7 @@ from fedpriv.core.records import (
     member_ranges,
     members_text,
     named_members,
+    parts_read,
     recovered,
     shown_epsilon,
 )
@@ -125,7 +126,7 @@ def _of_uploads(ending: Ending) -> list[str]:
     experiment, leakage = ending.experiment, ending.leakage
     adversary, scores, parts = experiment.adversary, leakage.scores, by_conduct(leakage.scores)
     listened = adversary.passive_attacks or any(score.upload != "none" for score in parts[False])
-    sentences = _leakage(experiment, parts[False]) if listened or not adversary.crafts else []
+    sentences = _leakage(experiment, parts[False], ending.results) if listened or not adversary.crafts else []
     sentences += _active(experiment, parts[True]) if adversary.crafts else []
     sentences += _cells(ending.results)
     sentences += _tokens(ending.results)
@@ -210,7 +211,7 @@ def _stopped(experiment: Experiment, stops: Sequence[Stop]) -> str:
     )
 
 
-def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
+def _leakage(experiment: Experiment, scores: Sequence[Score], results: Sequence[AttackResult]) -> list[str]:
     if not experiment.adversary.attacks:
         return []
     bare, protected = recovered(scores, "unprotected"), recovered(scores, "protected")
@@ -244,6 +245,8 @@ def _leakage(experiment: Experiment, scores: Sequence[Score]) -> list[str]:
         ]
     sentence = f"Without protection the eavesdropper recovers {bare}, with {mechanism} "
     sentence += f"{protected.images} of {protected.attacked}."
+    if bare.images == 0 and (read := parts_read(results)):
+        return [sentence, f"None is whole even without protection, so compare the {read} that are read."]
     if bare.images == 0:
         return [sentence, "The attacks fail even without protection, so this run says nothing about the mechanism."]
     named, victims = _labels_named(scores)

@@ -20,6 +20,7 @@ from fedpriv.core.records.attacks import (
     best_rates,
     best_rows,
     kind_of,
+    parts_read,
     recovered,
     sentence_result,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "members_text",
     "named_members",
     "parse_json",
+    "parts_read",
     "read_file",
     "read_text",
     "recovered",

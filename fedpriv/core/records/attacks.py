@@ -282,6 +282,18 @@ def best_rows(results: Sequence[AttackResult], upload: str) -> tuple[str, RowRes
     return attack, best, max(guesses, key=lambda rows: rows.share_right or 0.0)
 
 
+def parts_read(results: Sequence[AttackResult]) -> str:
+    """Return what attacks on unprotected uploads read more of than a guess: cells, tokens; empty: neither."""
+    read = best_rows(results, "unprotected")
+    if read is not None and (read[1].share_right or 0.0) > (read[2].share_right or 0.0):
+        return "cells"
+    rouge = {
+        upload: max((each.sentences.rouge1 for each in results if each.sentences and each.upload == upload), default=0)
+        for upload in ("unprotected", "none")
+    }
+    return "tokens" if rouge["unprotected"] > rouge["none"] else ""
+
+
 @dataclass(frozen=True)
 class LeakageRate(Record):
     """How often one attack succeeded, between what a guess does and what no attack can exceed."""

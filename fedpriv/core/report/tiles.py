@@ -7,7 +7,16 @@ from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.finding import Tile, findings
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import Guarantee, Recovered, Score, best_rates, best_rows, last_evaluated, recovered
+from fedpriv.core.records import (
+    Guarantee,
+    Recovered,
+    Score,
+    best_rates,
+    best_rows,
+    last_evaluated,
+    parts_read,
+    recovered,
+)
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.report.view import View
 
@@ -200,10 +209,16 @@ def _bare(view: View, result: Recovered | None) -> Tile:
     if result is None:
         remark = "The unprotected upload was not attacked, so it is not known how strong the attack is."
         return Tile(title, "not tried", words=True, remark=remark)
-    remark = WEAK if result.images == 0 and view.experiment.mechanism.protects else ""
+    remark = (_partly(view) or WEAK) if result.images == 0 and view.experiment.mechanism.protects else ""
     if result.images == 0 and not remark:
         remark = "The attack fails, which is no proof of privacy: a stronger one may succeed."
     return _counted(title, result, remark)
+
+
+def _partly(view: View) -> str:
+    """What to look at where nothing is recovered whole, and parts are read."""
+    read = parts_read(view.summary.attacks) if view.summary else ""
+    return f"None is whole even without protection: compare the {read} that are read." if read else ""
 
 
 def _shielded(view: View, bare: Recovered | None, result: Recovered | None) -> Tile:
@@ -217,7 +232,8 @@ def _shielded(view: View, bare: Recovered | None, result: Recovered | None) -> T
     if bare is None:
         return _counted(title, result, "Not comparable: the same uploads were not attacked without protection.")
     if bare.images == 0:
-        return _counted(title, result, "Says nothing about the mechanism: see the weak attack without protection.")
+        weak = "Says nothing about the mechanism: see the weak attack without protection."
+        return _counted(title, result, _partly(view) or weak)
     return _counted(title, result, "By these attacks on these uploads; a stronger attack may recover more.")
 
 

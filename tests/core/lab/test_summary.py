@@ -105,6 +105,14 @@ def test_restarts_that_the_attack_did_not_choose_do_not_count() -> None:
     assert (row.victims, row.recovered) == (1, 0)
 
 
+def test_tokens_that_are_read_say_something_where_no_sentence_is_whole() -> None:
+    few, many = (SentenceScore(rouge, rouge, rouge, 1, 4, False) for rouge in (0.2, 0.8))
+    guess = replace(line(0, "guess", "none", False), words=few)
+    for found, said in ((many, "compare the tokens that are read"), (few, "says nothing about the mechanism")):
+        read = [replace(line(0, "text_map", upload, False), words=found) for upload in ("unprotected", "protected")]
+        assert said in text(settings(), [*read, guess])
+
+
 def test_of_attacks_that_read_the_same_tokens_the_one_with_their_order_is_named() -> None:
     shuffled, exact = (SentenceScore(1.0, 0.5, 0.5, right, 4, right == 4) for right in (2, 4))
     read = {"lamp": shuffled, "lookup": exact}
