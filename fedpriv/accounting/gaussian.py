@@ -106,6 +106,9 @@ def analytic_sigma(epsilon: float, delta: float) -> float:
     return math.exp(-root) * (1 + 1e-12)  # rounded up
 
 
+CALIBRATIONS = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
+
+
 def check_epsilon(epsilon: float) -> None:
     """Refuse an epsilon out of range."""
     if not (math.isfinite(epsilon) and epsilon > 0):

@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from fedpriv.accounting.amplification import amplified_rdp
-from fedpriv.accounting.gaussian import (
-    analytic_sigma,
-    classic_sigma,
-    extended_sigma,
-    gaussian_epsilon,
-    poisson_rdp_epsilon,
-)
+from fedpriv.accounting.gaussian import CALIBRATIONS, gaussian_epsilon, poisson_rdp_epsilon
 from fedpriv.accounting.pairs import GaussianPair, PoissonGaussianPair, PoissonZeroOutPair, poisson_replaced_rdp
 from fedpriv.accounting.proofs import (
     COMPOSED_NUMERICALLY,
@@ -33,9 +27,6 @@ from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, rdp_to_epsilon, read_
 from fedpriv.core.names import CalibrationName, SamplingName
 
 Array = NDArray[np.float64]
-
-_SINGLE_RELEASE = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
-
 
 _ROUNDING = (
     "Amplification by batches of varying size assumes that rounding of the other examples' gradients does not depend "
@@ -60,7 +51,7 @@ class GaussianProof(Proof):
         epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
     ) -> float:
         """Return sigma with which one release alone is (epsilon, delta)-private."""
-        return sensitivity * _SINGLE_RELEASE[calibration](epsilon, delta)
+        return sensitivity * CALIBRATIONS[calibration](epsilon, delta)
 
     @staticmethod
     def noise_to_signal(dimensions: Sequence[int], noise: float, batch_size: int) -> float:

@@ -104,8 +104,7 @@ class Registry(Mapping[str, type[Any]]):
                         importlib.import_module(module.name)
 
     def _base(self) -> type[Any]:
-        module, _, name = self.base.partition(":")
-        base: type[Any] = getattr(importlib.import_module(module), name)
+        base: type[Any] = pkgutil.resolve_name(self.base)
         return base
 
 

@@ -21,7 +21,7 @@ import torch
 from scipy import optimize, special, stats
 from torch import Tensor
 
-from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
+from fedpriv.accounting.gaussian import CALIBRATIONS
 from fedpriv.attacks.intervals import binomial_lower, binomial_upper, rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
@@ -252,10 +252,8 @@ def margins(bounds: Bounds, paper: Bounds) -> dict[str, float]:
     return {
         "main": main_margin(bounds),
         "renyi": renyi_margin(bounds),
-        "analytic": analytic_margin(bounds),
-        "classic": classic_margin(bounds),
-        "extended": extended_margin(bounds),
-        "paper": extended_margin(paper),
+        **{calibration: pixeldp_margin(bounds, calibration) for calibration in ("analytic", "classic", "extended")},
+        "paper": pixeldp_margin(paper, "extended"),
     }
 
 
@@ -267,25 +265,24 @@ def main_margin(bounds: Bounds) -> float:
 
 
 @lru_cache(maxsize=4096)
-def extended_margin(bounds: Bounds) -> float:
-    """Return what PixelDP proves with the extended Gaussian mechanism (Phan et al. 2019, Eq. 4, 11 and Theorem 2).
+def pixeldp_margin(bounds: Bounds, calibration: str) -> float:
+    """Return what PixelDP proves with a calibration's noise (Lecuyer et al. 2019; Phan et al. 2019, Eq. 4, 11).
 
     That is the largest 1 / sigma(epsilon, delta) with delta = (lower - e^(2 epsilon) upper) / (1 + e^epsilon) > 0.
     Every epsilon gives a sound margin, so a search that misses the best one is sound, too.
     """
-    return _best(bounds, _LARGEST_EPSILON, lambda epsilon, delta: 1 / extended_sigma(epsilon, delta))
+    lower, upper, sigma = bounds.lower, bounds.upper, CALIBRATIONS[calibration]
+    if not bounds.decides:
+        return 0.0
+    most = 1.0 if calibration == "classic" else _LARGEST_EPSILON
+    # Beyond half the logarithm of the ratio no delta above 0 is left.
+    end = min(most, math.log(lower / upper) / 2) if upper > 0 else most
 
+    def at(epsilon: float) -> float:
+        delta = (lower - math.exp(2 * epsilon) * upper) / (1 + math.exp(epsilon))
+        return 1 / sigma(epsilon, delta) if delta > 1e-300 else 0.0
 
-@lru_cache(maxsize=4096)
-def classic_margin(bounds: Bounds) -> float:
-    """Return the same with the classic calibration, which is proven for epsilon <= 1 (Lecuyer et al. 2019)."""
-    return _best(bounds, 1.0, lambda epsilon, delta: 1 / classic_sigma(epsilon, delta))
-
-
-@lru_cache(maxsize=4096)
-def analytic_margin(bounds: Bounds) -> float:
-    """Return the same with the smallest noise that is (epsilon, delta)-private (Balle and Wang 2018), epsilon >= 0."""
-    return _best(bounds, _LARGEST_EPSILON, lambda epsilon, delta: 1 / analytic_sigma(epsilon, delta))
+    return _largest(at, end * 1e-6, end)
 
 
 @lru_cache(maxsize=4096)
@@ -305,21 +302,6 @@ def _renyi_square(bounds: Bounds, order: float) -> float:
     mean = math.exp((float(special.logsumexp(logs)) - math.log(2)) / (1 - order))
     rest = min(1.0, 1 - bounds.lower - bounds.upper + 2 * mean)
     return -2 / order * math.log(rest) if rest > 0 else 0.0
-
-
-def _best(bounds: Bounds, most: float, margin: Callable[[float, float], float]) -> float:
-    """The largest margin over epsilon of (epsilon, delta)-privacy that leaves the chosen class ahead."""
-    lower, upper = bounds.lower, bounds.upper
-    if not bounds.decides:
-        return 0.0
-    # Beyond half the logarithm of the ratio no delta above 0 is left.
-    end = min(most, math.log(lower / upper) / 2) if upper > 0 else most
-
-    def at(epsilon: float) -> float:
-        delta = (lower - math.exp(2 * epsilon) * upper) / (1 + math.exp(epsilon))
-        return margin(epsilon, delta) if delta > 1e-300 else 0.0
-
-    return _largest(at, end * 1e-6, end)
 
 
 def _largest(function: Callable[[float], float], low: float, high: float) -> float:

@@ -180,10 +180,9 @@ class RobustnessConfig(ExperimentSection):
         """
         if self.epsilon is None:
             return self.noise or 0.0
-        from fedpriv.accounting.gaussian import analytic_sigma, classic_sigma, extended_sigma
+        from fedpriv.accounting.gaussian import CALIBRATIONS
 
-        formulas = {"analytic": analytic_sigma, "extended": extended_sigma, "classic": classic_sigma}
-        return (self.size or 0.0) * formulas[self.calibration](self.epsilon, self.delta)
+        return (self.size or 0.0) * CALIBRATIONS[self.calibration](self.epsilon, self.delta)
 
     @classmethod
     def noisy(cls, experiment: "Experiment") -> Self | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -13,13 +14,11 @@ from scipy import stats
 from fedpriv.attacks.intervals import binomial_lower, binomial_upper
 from fedpriv.robustness.certify import (
     Bounds,
-    analytic_margin,
-    classic_margin,
-    extended_margin,
     hoeffding_bounds,
     hoeffding_deviation,
     main_margin,
     margins,
+    pixeldp_margin,
     renyi_margin,
     vote_bounds,
     wrong_at_most,
@@ -36,7 +35,8 @@ TABLE = {
     (0.999, 0.001): (0.5689, 0.9776, 1.4198, 2.5757, 3.0902),
     (0.9, 0.05): (0.4800, 0.5022, 1.1319, 1.2494, 1.4632),
 }
-FUNCTIONS = (classic_margin, extended_margin, analytic_margin, renyi_margin, main_margin)
+PIXELDP = [partial(pixeldp_margin, calibration=name) for name in ("classic", "extended", "analytic")]
+FUNCTIONS = (*PIXELDP, renyi_margin, main_margin)
 
 
 def delta_classic(epsilon: float, margin: float) -> mpmath.mpf:
@@ -73,7 +73,7 @@ def test_the_table(bounds: Bounds) -> None:
 @pytest.mark.parametrize("bounds", [*(Bounds(*pair) for pair in TABLE), Bounds(0.41, 0.3)], ids=str)
 @in_one_test(
     ("margin", "delta", "most"),
-    [(classic_margin, delta_classic, 1), (extended_margin, delta_extended, 50), (analytic_margin, delta_analytic, 50)],
+    zip(PIXELDP, (delta_classic, delta_extended, delta_analytic), (1, 50, 50), strict=True),
 )
 def test_pixeldp_margins_are_the_largest(
     margin: Callable[[Bounds], float], delta: Callable[[float, float], mpmath.mpf], most: float, bounds: Bounds
