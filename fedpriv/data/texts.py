@@ -195,12 +195,12 @@ def _row(path: Path, line: int, row: Mapping[str, str], columns: TextColumns) ->
     return Row(row[columns.text], label, key, row.get(columns.split))
 
 
-def ordered_words(labels: Iterable[str], where: str) -> tuple[str, ...]:
-    """Order labels of one's own texts; refuse one that says that there is none, and many numbers."""
+def ordered_words(labels: Sequence[str], where: str) -> tuple[str, ...]:
+    """Order labels of one's own texts; refuse one that means none, many numbers, and a label for each text."""
     from fedpriv.data.schema import FEW, all_numbers, in_order
     from fedpriv.data.tables import MISSING_NUMBERS
 
-    words = in_order(labels)
+    words = in_order(set(labels))
     missing = next((word for word in words if word.strip() in MISSING_NUMBERS), None)
     if missing is not None:
         raise InputError(f"{where}: the label {missing!r} says that there is none: take those texts out, or rename it")
@@ -209,6 +209,8 @@ def ordered_words(labels: Iterable[str], where: str) -> tuple[str, ...]:
             f"{where}: the labels are numbers with many values ({len(words):,}); fedpriv classifies: write ranges of "
             "them into the file, or leave data.text.label out"
         )
+    if len(words) > FEW and 2 * len(words) > len(labels):
+        raise InputError(f"{where}: the labels have {len(words):,} values in {len(labels):,} texts; fedpriv classifies")
     return words
 
 

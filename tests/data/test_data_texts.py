@@ -157,6 +157,13 @@ def test_the_next_token_of_own_texts(tmp_path: Path) -> None:
             {"label": "verdict"},
             r"the labels are numbers with many values \(40\)",
         ),
+        (
+            "who,what,verdict\n"
+            + "".join(f"ann,text {number},case {number // 2}\n" for number in range(60))
+            + "".join(f"ann,text,own {number}\n" for number in range(15)),
+            {"label": "verdict"},
+            "the labels have 45 values in 75 texts; fedpriv classifies",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, content: str, text: dict[str, object], words: str) -> None:

@@ -289,7 +289,7 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
     rows = [_rows(part, place, config) for part in parts]
     part = TextSplit(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
     named = _names(parts[0], config.label)
-    given = {row.label or "" for each in part for row in each}
+    given = [row.label or "" for each in part for row in each]
     names = (named or ordered_words(given, f"{place.path}: column {config.label!r}")) if config.label else ()
     labels = {name: name for name in names}
     return arrays_of(part, labels, config, place.root, place.path)

@@ -48,7 +48,7 @@ class OwnTexts(Corpus):
             raise InputError(key="data.key", given=place.key, allowed="a folder of texts has no columns; files have")
         rows = read_texts(path, TextColumns(config.text, config.label, place.key))
         check_splits(path, rows)
-        words = ordered_words({row.label for row in rows if row.label is not None}, f"{path}: column {config.label!r}")
+        words = ordered_words([row.label for row in rows if row.label is not None], f"{path}: column {config.label!r}")
         labels = {label: label for label in words}
         part = split_by_column(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
         made = arrays_of(part, labels, config, place.root, place.path)
