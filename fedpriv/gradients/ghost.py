@@ -101,14 +101,13 @@ def ghost_gradients(
     route: Route | None = None,
     often: bool | None = None,  # whether more than norms and a sum will be asked for; None: perhaps
     trained: Mapping[str, Tensor] | None = None,  # the trained parameters; None: they are looked for
-    layers: Iterable[nn.Module] = (),  # modules of the model, which are followed in less time if they are named
 ) -> GhostGradients | Entangled:
     """Compute the gradients of a batch layer by layer, random layers drawing once, or say why that is not possible."""
     if route is None or route.steps is None:
         route = traced_route(model, loss, x, y, chunk_bytes)
     if route.dense:
         return Entangled(route.dense)
-    graph = _passed(model, loss, x, y, route, trained, layers)
+    graph = _passed(model, loss, x, y, route, trained)
     if isinstance(graph, Entangled):
         return graph
     most = None if often else max(LEAST_KEPT, sum([value.nbytes for value in graph.trained.values()]))
@@ -137,13 +136,12 @@ def _passed(
     y: Tensor,
     route: Route,
     trained: Mapping[str, Tensor] | None = None,
-    layers: Iterable[nn.Module] = (),
     with_stand_ins: bool = False,
 ) -> Graph | Entangled:
     """Run a model along a route."""
     trained = _trained(model) if trained is None else trained
     parts, traced = _taken_apart(model, trained, route.apart)
-    tracer = Tracer(traced, len(x), route.steps, layers=layers, with_stand_ins=with_stand_ins)
+    tracer = Tracer(traced, len(x), route.steps, with_stand_ins=with_stand_ins)
     try:
         with torch.enable_grad(), recorded(parts), _uncompiled(), tracer:
             losses = loss(model(x), y)

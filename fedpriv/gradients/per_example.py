@@ -92,7 +92,7 @@ def _computed(
     if not len(x):
         return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
     before, version = versions(modules), x._version
-    gradients = _layer_by_layer(model, trained, modules, loss, x, y, route, chunk_bytes, often)
+    gradients = _layer_by_layer(model, trained, loss, x, y, route, chunk_bytes, often)
     if isinstance(gradients, Entangled) and x._version == version:
         gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
     refuse_changes(modules, before)
@@ -120,7 +120,6 @@ def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
 def _layer_by_layer(
     model: nn.Module,
     trained: Mapping[str, Tensor],
-    modules: Mapping[str, nn.Module],
     loss: Loss,
     x: Tensor,
     y: Tensor,
@@ -130,9 +129,7 @@ def _layer_by_layer(
 ) -> FactoredGradients | Entangled:
     if route is not None and route.dense:
         return Entangled(route.dense)
-    gradients = ghost_gradients(
-        model, loss, x, y, chunk_bytes, route=route, often=often, trained=trained, layers=modules.values()
-    )
+    gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route, often=often, trained=trained)
     if route is not None and isinstance(gradients, Entangled):
         raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {gradients.reason}")
     return gradients

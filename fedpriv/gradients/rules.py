@@ -552,9 +552,6 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Tensor], Operation | None]] = {
     nn.Linear: lambda layer, x: _linear(x, layer.weight, layer.bias),
     nn.Conv1d: lambda layer, x: _of_layer(layer, x),
     nn.Conv2d: lambda layer, x: _of_layer(layer, x),
-    nn.Embedding: lambda layer, x: _embedding(
-        x, layer.weight, layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq
-    ),
     nn.GroupNorm: lambda layer, x: _group_norm(x, layer.num_groups, layer.weight, layer.bias, layer.eps),
     nn.LayerNorm: lambda layer, x: _layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps),
 }

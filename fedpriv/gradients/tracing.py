@@ -11,17 +11,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from threading import Lock
 from types import new_class
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from fedpriv.gradients.rules import LAYERS, OPERATIONS, Operation
+from fedpriv.gradients.rules import OPERATIONS, Operation
 
 # Operations that lay their tensors over one another, by their names in torch without underscores.
 OVERLAID = re.compile(
@@ -29,17 +29,6 @@ OVERLAID = re.compile(
 )
 EINSUM = re.compile(r"([a-zA-Z]+),([a-zA-Z]+)->([a-zA-Z]*)")
 STRETCHED = frozenset(("expand", "expand_as", "broadcast_to", "repeat"))
-
-# What layers of torch call, once each.
-_CALLED: Mapping[type[nn.Module], Any] = {
-    nn.Linear: functional.linear,
-    nn.Conv1d: functional.conv1d,
-    nn.Conv2d: functional.conv2d,
-    nn.Embedding: functional.embedding,
-    nn.GroupNorm: functional.group_norm,
-    nn.LayerNorm: functional.layer_norm,
-}
-FUNCTIONS = {kind: function.__name__ for kind, function in _CALLED.items()}
 
 # What is asked of a tensor, whatever it was computed from.
 ASKED = frozenset(("__get__", "__set__", "__len__", "detach", "size", "dim", "numel", "is_floating_point"))
@@ -112,25 +101,6 @@ class _Watched:
             return func(*args, **(kwargs or {}))
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    """Tell whether a layer of torch is as it was made: its weight is not computed from others."""
-    return "forward" not in vars(layer) and "weight" in layer._parameters
-
-
-def _forward(layer: nn.Module, sources: Mapping[str, Source], input: Tensor) -> Any:
-    """What a layer of torch computes; where that is planned, its parameters need not be watched, which takes longer."""
-    tracer, kind = _TRACER.get(), type(layer)
-    if tracer is None or not torch.is_grad_enabled() or not tracer.expects(FUNCTIONS[kind]):
-        return kind.forward(layer, input)
-    with torch._C.DisableTorchFunctionSubclass():
-        made = kind.forward(layer, input)
-        operation = LAYERS[kind](layer, input.detach())
-        if operation is None:
-            raise Otherwise(f"{FUNCTIONS[kind]} is given something else")
-        tracer.use(operation, sources, made)
-        return made
-
-
 @cache
 def _watched(kind: type[Tensor]) -> type[Tensor]:
     watched: type[Tensor] = new_class(kind.__name__, (_Watched, kind))
@@ -155,11 +125,9 @@ class Tracer:
         examples: int,
         plan: Sequence[Step] | None = None,
         *,
-        layers: Iterable[nn.Module] = (),
         with_stand_ins: bool = False,
     ) -> None:
         self._with_stand_ins = with_stand_ins
-        self._layers = [layer for layer in layers if type(layer) in FUNCTIONS and _is_plain(layer)]
         self._sources: dict[int, Source] = {}
         self._parameters = parameters
         self._examples = examples
@@ -177,15 +145,10 @@ class Tracer:
         with _LOCK:
             for name, value in self._parameters.items():
                 self._watch(value, Source(value, (name,)))
-        for layer in self._layers:
-            if sources := self._roles({role: layer._parameters.get(role) for role in ("weight", "bias")}):
-                vars(layer)["forward"] = partial(_forward, layer, sources)
         return self
 
     def __exit__(self, *raised: object) -> None:
         _TRACER.reset(self._token)
-        for layer in self._layers:
-            vars(layer).pop("forward", None)
         with _LOCK:
             for value in self._watching:
                 kind, tracers = _KINDS.pop(id(value))
@@ -217,10 +180,6 @@ class Tracer:
     def complete(self) -> bool:
         """Whether all that was planned has happened."""
         return self._plan is None or self._number == len(self._plan)
-
-    def _roles(self, parameters: Mapping[str, Tensor | None]) -> dict[str, Source]:
-        """The sources among parameters by their roles."""
-        return {role: self._sources[id(value)] for role, value in parameters.items() if id(value) in self._sources}
 
     def _given(self, args: Any, kwargs: Any) -> list[Source]:
         return [self._sources[id(value)] for value in _leaves((args, kwargs)) if id(value) in self._sources]
@@ -280,24 +239,17 @@ class Tracer:
 
     # ---- with a plan ------------------------------------------------------------------------------------------------
 
-    def expects(self, function: str) -> bool:
-        """Tell whether a call of a function, of a layer that is applied to the examples, comes next."""
-        if self._plan is None or self._number == len(self._plan):
-            return False
-        step = self._plan[self._number]
-        return step.function == function and step.way == "layer"
-
     def _planned(self, func: Any, args: Any, kwargs: Any) -> Any:
         plan = self._plan or ()
         step = plan[self._number] if self._number < len(plan) else None
+        self._number += 1
         if step is None or step.function != func.__name__:
             raise Otherwise(f"it calls {func.__name__}")
-        if step.way == "layer":
-            return self._layer(func, args, kwargs)
-        self._number += 1
         if step.way == "alone":
             operation = _operation(func, args, kwargs)
             return self._followed(func(*args, **kwargs), args, kwargs, operation)
+        if step.way == "layer":
+            return self._layer(step, func, args, kwargs)
         if step.way == "stretched":
             return self._laid_over(args[0], step).expand(func(*args, **kwargs).shape)
         return func(
@@ -305,36 +257,23 @@ class Tracer:
             **{name: self._laid_over(value, step) for name, value in kwargs.items()},
         )
 
-    def _layer(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _layer(self, step: Step, func: Any, args: Any, kwargs: Any) -> Any:
         operation = _operation(func, args, kwargs)
-        if operation is None:
+        ((place, share),) = step.axes
+        if operation is None or operation.input.ndim != step.dimensions:
             raise Otherwise(f"{func.__name__} is given something else")
-        sources = self._roles(operation.parameters)
-        entry = None
+        given = operation.input
+        if given.shape[place] != share * self._examples:
+            raise Otherwise(f"the input of {func.__name__} does not grow with the batch")
+        roles = operation.parameters.items()
+        sources = {role: self._sources[id(value)] for role, value in roles if id(value) in self._sources}
         if self._with_stand_ins:
             args, kwargs = self._replaced(sources.values(), args, kwargs)
-            entry = get_gradient_edge(operation.input) if operation.input.requires_grad else None
         made = func(*args, **kwargs)
-        self.use(operation.detached(), sources, made, entry)
-        return made
-
-    def use(
-        self,
-        operation: Operation,
-        sources: Mapping[str, Source],
-        made: Any,
-        entry: GradientEdge | None = None,
-    ) -> None:
-        """Note that a layer, which is the next step, was applied to the examples; ``operation`` has no graph."""
-        step = (self._plan or ())[self._number]
-        self._number += 1
-        ((place, share),) = step.axes
-        if operation.input.ndim != step.dimensions:
-            raise Otherwise(f"{step.function} is given something else")
-        if operation.input.shape[place] != share * self._examples:
-            raise Otherwise(f"the input of {step.function} does not grow with the batch")
+        entry = get_gradient_edge(given) if self._with_stand_ins and given.requires_grad else None
         edge = GradientEdge(made.grad_fn, made.output_nr)  # as torch makes it, in a third of the time
-        self.uses.append(Use(operation, sources, edge, entry, place, operation.input._version))
+        self.uses.append(Use(operation.detached(), sources, edge, entry, place, given._version))
+        return made
 
     def _replaced(self, sources: Iterable[Source], args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
         stand_ins = {id(source.value): source.value.detach().requires_grad_() for source in sources}
