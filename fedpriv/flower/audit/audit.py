@@ -299,7 +299,8 @@ def write_audit_report(folder: Path) -> Path:
     audit = read_file(folder / RESULT, _AUDIT)
     if audit is None:
         raise InputError(f"{folder} is not the folder of an audit")
-    pictures: list[tuple[str, Picture]] = [(name, read_picture(folder / name)) for name in audit.pictures]
+    shown = (name for name in audit.pictures if name.endswith(".png"))  # of rows and texts there are numbers alone
+    pictures: list[tuple[str, Picture]] = [(name, read_picture(folder / name)) for name in shown]
     page = template("flower/audit/report.html").render(title=audit.app, audit=audit, pictures=pictures, states=_STATES)
     path = folder / "report.html"
     write_whole(path, page.encode())
