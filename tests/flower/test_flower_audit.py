@@ -1,6 +1,7 @@
 """What an audit of real small apps says, against counter-examples that are measured and other accountants."""
 
 import hashlib
+import json
 import math
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.flower import tap
 from fedpriv.flower.app_settings import TapSettings
-from fedpriv.flower.audit.audit import leaving
+from fedpriv.flower.audit.audit import leaving, write_audit_report
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction
 from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers
@@ -380,6 +381,10 @@ def test_the_command_on_flowers_own_simulation(tmp_path: Path) -> None:
     assert "2 releases as one of mu = 4.67" in said and "against the server nothing is proven" in said
     page = (tmp_path / "out" / "report.html").read_text()
     assert "less than it says" in page and "Originals above" in page
+    found = json.loads((tmp_path / "out" / "audit.json").read_text())
+    found["pictures"].append("tap-1/reconstructions/0001-0000-tabular.safetensors")  # as of an app on rows or texts
+    (tmp_path / "out" / "audit.json").write_text(json.dumps(found))
+    assert write_audit_report(tmp_path / "out").read_text() == page
     refused = CliRunner().invoke(command_line, ["report", str(tmp_path / "out")])
     assert "it has no config.toml; the command that made it wrote its report.html" in str(refused.exception)
 
