@@ -48,8 +48,7 @@ class Audit(Options, ABC, Generic[R]):
 
     @property
     def _finding(self) -> "Finding[R]":
-        finding: Finding[R] = FINDINGS[self.name]()
-        return finding
+        return FINDINGS[self.name]()
 
 
 def chosen_audit(run: "RunFolder", audits: "Sequence[Audit[Any]]") -> "Audit[Any]":

@@ -298,8 +298,7 @@ def _halves(scores: Floats, inside: Bools, delta: float, confidence: float) -> t
 def _thresholds(with_it: Floats, without: Floats) -> Floats:
     """Every distinct score would do; a few hundred quantiles lose next to nothing."""
     shares = np.linspace(0, 1, 401)
-    thresholds: Floats = np.unique(np.quantile(np.concatenate([with_it, without]), shares, method="nearest"))
-    return thresholds
+    return np.unique(np.quantile(np.concatenate([with_it, without]), shares, method="nearest"))
 
 
 def _limits(threshold: float, sign: int, with_it: Floats, without: Floats, confidence: float) -> tuple[float, float]:

@@ -35,8 +35,7 @@ def median_interval(
 
     def median_of(drawn: np.ndarray, axis: int) -> np.ndarray:
         chosen = members[drawn]
-        medians: np.ndarray = middle(chosen.reshape(*chosen.shape[:-2], -1), axis=axis, overwrite_input=True)
-        return medians
+        return middle(chosen.reshape(*chosen.shape[:-2], -1), axis=axis, overwrite_input=True)
 
     result = bootstrap(
         (np.arange(len(members)),),

@@ -130,8 +130,7 @@ def probabilities(answers: Answers, classes: int) -> Array:
     rest = (1 - filled.sum(axis=1, keepdims=True)).clip(0.0) / np.maximum(hidden.sum(axis=1, keepdims=True), 1)
     filled = np.where(hidden, rest, filled)
     total = filled.sum(axis=1, keepdims=True)
-    even: Array = np.where(total > 0, filled / np.where(total > 0, total, 1.0), 1 / classes)
-    return even
+    return np.where(total > 0, filled / np.where(total > 0, total, 1.0), 1 / classes)
 
 
 def rounding_unit(shown: Array) -> float:

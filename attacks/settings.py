@@ -122,8 +122,7 @@ def known_attack(name: str) -> type[AttackSettings]:
     """Return the settings of an attack."""
     if name not in ATTACKS:
         raise InputError(f"attack {name!r} is not known{suggestion(name, tuple(ATTACKS))}")
-    kind: type[AttackSettings] = ATTACKS[name]
-    return kind
+    return ATTACKS[name]
 
 
 def is_active(label: str) -> bool:

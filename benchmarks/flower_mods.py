@@ -41,8 +41,7 @@ class SmallCnn(nn.Module):
         """Images (B, 3, 32, 32) to logits (B, 10)."""
         for layer in (self.conv1, self.conv2):
             x = F.max_pool2d(F.relu(layer(x)), 2)
-        logits: Tensor = self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
-        return logits
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
 
 
 def _app(mods: list[Any]) -> ClientApp:

@@ -294,5 +294,4 @@ def crafted_state(world: World, before: State) -> State:
 def _active(world: World) -> ActiveSettings:
     """The run's active attack, of which there is one."""
     adversary = world.experiment.adversary
-    settings: ActiveSettings = adversary.settings(adversary.active_attack or "")
-    return settings
+    return adversary.settings(adversary.active_attack or "")

@@ -27,8 +27,7 @@ def features(pooled: bool) -> Floats:
     images = load_digits().images / 16 - 0.3
     images = images.reshape(-1, 4, 2, 4, 2).mean((2, 4)) if pooled else images
     flat = images.reshape(len(images), -1)
-    rows: Floats = np.c_[flat, np.ones(len(flat))][order()]
-    return rows
+    return np.c_[flat, np.ones(len(flat))][order()]
 
 
 def order() -> NDArray[np.int64]:

@@ -134,8 +134,7 @@ def minimiser(features: Array, labels: NDArray[np.int64], classes: int, risk: fl
         objective, np.zeros(shape).ravel(), jac=True, method="L-BFGS-B",
         options={"maxiter": 5000, "gtol": 1e-8, "ftol": 0.0, "maxcor": 30},
     )  # fmt: skip
-    weights: Array = solution.x.reshape(shape)
-    return weights
+    return solution.x.reshape(shape)
 
 
 def _mnist() -> tuple[Array, NDArray[np.int64], int, list[tuple[int, Array, int]]]:

@@ -125,8 +125,7 @@ class Ended(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens to logits."""
         end = tokens.new_full((len(tokens), 1), self.token)
-        logits: Tensor = self.network(torch.cat([tokens.masked_fill(tokens == self.token, 3), end], dim=1)).logits
-        return logits
+        return self.network(torch.cat([tokens.masked_fill(tokens == self.token, 3), end], dim=1)).logits
 
 
 def ended(length: int, vocabulary: int, classes: int, kind: str) -> nn.Module:

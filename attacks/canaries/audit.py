@@ -96,8 +96,7 @@ class Share:
     def products(self, released: Vector, rows: Rows) -> Floats:
         """Return the products of a release with some canaries, (len(rows),)."""
         flat = torch.cat([value.flatten() for value in released.values()])
-        found: Floats = (flat[self.places[rows]] * self.signs[rows]).sum(dim=1).double().numpy()
-        return found
+        return (flat[self.places[rows]] * self.signs[rows]).sum(dim=1).double().numpy()
 
     def middles(self) -> Floats:
         """Half of what one release holds of each canary whose coin is up, if it is in the batch, (m,)."""

@@ -37,8 +37,7 @@ def attributes(public: Public, count: int) -> tuple[Attribute, ...]:
 
 def truth_of(attribute: Attribute, images: Tensor) -> NDArray[np.bool_]:
     """Return whether records (n, C, H, W) on [0, 1] have the higher value."""
-    present: NDArray[np.bool_] = images.flatten(1)[:, attribute.pixel].numpy() > attribute.threshold
-    return present
+    return images.flatten(1)[:, attribute.pixel].numpy() > attribute.threshold
 
 
 def guessed_values(
@@ -52,8 +51,7 @@ def guessed_values(
         changed[:, attribute.pixel] = value
         shares = probabilities(endpoint.ask(changed.view(images.shape)), endpoint.classes)
         weights.append(prior * shares[torch.arange(len(labels)), labels].clip(_SMALLEST))
-    higher: NDArray[np.bool_] = weights[1] > weights[0]
-    return higher
+    return weights[1] > weights[0]
 
 
 def _attribute(pixel: int, values: NDArray[np.float64]) -> Attribute:

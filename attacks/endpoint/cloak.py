@@ -185,8 +185,7 @@ class Reader:
         flat = images.float().flatten(1) - self.sent
         for factor in self.factors:
             flat = flat @ factor
-        logits: Tensor = self.network((flat / self.scale).view(images.shape))
-        return logits
+        return self.network((flat / self.scale).view(images.shape))
 
 
 def linear_filter(images: Tensor, cloak: Cloak) -> tuple[Tensor, ...]:
@@ -235,8 +234,7 @@ def right_rates(network: Network, cloak: Cloak, images: Tensor, wanted: Tensor, 
             sent = cloak.hide(images, stream)
             named = torch.cat([network(part).argmax(dim=1) for part in sent.split(512)])
             right += named == wanted
-    rates: Rates = (right / DRAWS).numpy()
-    return rates
+    return (right / DRAWS).numpy()
 
 
 def mean_interval(values: Rates) -> Interval:

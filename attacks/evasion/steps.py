@@ -91,8 +91,7 @@ class Ball:
     def distance(self, origins: Tensor, images: Tensor) -> Tensor:
         """Return how far images (B, C, H, W) are from their origins, (B,)."""
         order = 2 if self.norm == "l2" else torch.inf
-        distance: Tensor = torch.linalg.vector_norm(images - origins, order, dim=_PIXELS)
-        return distance
+        return torch.linalg.vector_norm(images - origins, order, dim=_PIXELS)
 
     def project(self, origins: Tensor, images: Tensor) -> Tensor:
         """Return images in the box [0, 1] and in the ball; the Euclidean one last, which leaves no box."""

@@ -89,8 +89,7 @@ def need_references(wanted: NDArray[np.bool_], least: int, kind: str) -> None:
 
 def losses(logits: Floats) -> Floats:
     """Return the cross entropies that belong to :func:`label_logits`."""
-    entropies: Floats = -log_expit(logits)
-    return entropies
+    return -log_expit(logits)
 
 
 def write_signals(path: Path, signals: Signals) -> None:
@@ -141,8 +140,7 @@ def judged(records: Floats, inside: NDArray[np.bool_], asked: Floats) -> Floats:
     classifier = make_pipeline(StandardScaler(), network).fit(flat[chosen], answers[chosen])
     with np.errstate(divide="ignore"):  # where it is certain the odds are infinite, and rank as such
         logs = classifier.predict_log_proba(asked)
-    odds: Floats = logs[:, 1] - logs[:, 0]
-    return odds
+    return logs[:, 1] - logs[:, 0]
 
 
 def predictions(labels: Floats, others: Floats) -> Floats:
@@ -169,8 +167,7 @@ def attack_p(target: Floats, population: Floats) -> Floats:
     """Attack-P (Ye et al. 2022, Section 4.2): one minus the p-value of the loss among the population's."""
     others = population[:, None]
     above = (others > target).sum(axis=0) + 0.5 * (others == target).sum(axis=0)
-    shares: Floats = (above + 0.5) / (len(population) + 1)
-    return shares
+    return (above + 0.5) / (len(population) + 1)
 
 
 def attack_r(target: Floats, references: Floats, inside: Bools, bandwidth: float | None = None) -> Floats:
@@ -188,8 +185,7 @@ def attack_r(target: Floats, references: Floats, inside: Bools, bandwidth: float
         bandwidth = max(1.06 * float(deviation) * float((~inside).sum(axis=0).mean()) ** -0.2, SMALLEST)
     steps = (target - references) / bandwidth
     below, above = (_log_mean(norm.logcdf(sign * steps), ~inside) for sign in (1, -1))
-    scores: Floats = below - above
-    return scores
+    return below - above
 
 
 def lira_online(target: Floats, references: Floats, inside: Bools) -> Floats:
@@ -211,8 +207,7 @@ def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
     """
     need_references(~inside, 2, "trained without it")
     mean, residuals = _centred(references, ~inside)
-    scores: Floats = norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
-    return scores
+    return norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
 
 
 def rmia_online(signals: Signals, gamma: float = GAMMA) -> Floats:
@@ -265,8 +260,7 @@ def _variance(residuals: Floats, kept: Bools) -> Floats:
     if kept.sum(axis=0).min() < ENOUGH_FOR_OWN_VARIANCE / 2:
         own = np.full(own.shape, own.sum())
         freedom = np.full(own.shape, freedom.sum())
-    variances: Floats = own / freedom + RIDGE * shared + SMALLEST
-    return variances
+    return own / freedom + RIDGE * shared + SMALLEST
 
 
 def _log_density(target: Floats, references: Floats, kept: Bools) -> Floats:
@@ -285,14 +279,12 @@ def _log_density(target: Floats, references: Floats, kept: Bools) -> Floats:
 
 def _normal(squared: Floats, log_variance: Floats) -> Floats:
     """Log densities up to the constant that both hypotheses share."""
-    densities: Floats = -(squared + log_variance) / 2
-    return densities
+    return -(squared + log_variance) / 2
 
 
 def _log_mean(logs: Floats, kept: Bools) -> Floats:
     """The log of the mean over the kept references of exp(logs), (N,)."""
-    means: Floats = logsumexp(np.where(kept, logs, -np.inf), axis=0) - np.log(kept.sum(axis=0))
-    return means
+    return logsumexp(np.where(kept, logs, -np.inf), axis=0) - np.log(kept.sum(axis=0))
 
 
 def _population_average(signals: Signals) -> Floats:
@@ -301,8 +293,7 @@ def _population_average(signals: Signals) -> Floats:
 
 
 def _stretched(log_average: Floats) -> Floats:
-    stretched: Floats = np.log(((1 + OFFLINE_SLOPE) * np.exp(log_average) + (1 - OFFLINE_SLOPE)) / 2)
-    return stretched
+    return np.log(((1 + OFFLINE_SLOPE) * np.exp(log_average) + (1 - OFFLINE_SLOPE)) / 2)
 
 
 def _beaten(signals: Signals, average: Floats, others: Floats, gamma: float) -> Floats:
@@ -311,5 +302,4 @@ def _beaten(signals: Signals, average: Floats, others: Floats, gamma: float) -> 
         raise InputError(key="gamma", given=gamma, allowed="at least 1")
     ratios = log_expit(signals.target[-1]) - average
     sorted_others = np.sort(log_expit(signals.population[-1]) - others)
-    shares: Floats = np.searchsorted(sorted_others, ratios - np.log(gamma), side="right") / len(sorted_others)
-    return shares
+    return np.searchsorted(sorted_others, ratios - np.log(gamma), side="right") / len(sorted_others)

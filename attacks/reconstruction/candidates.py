@@ -274,8 +274,7 @@ def _in_their_span(*vectors: Tensor) -> tuple[Tensor, ...]:
     values, basis = torch.linalg.eigh(inner_products(torch.cat(vectors)))
     kept = values > values[-1] * SMALLEST
     coordinates = basis[:, kept] * values[kept].sqrt()
-    parts: tuple[Tensor, ...] = coordinates.split([len(part) for part in vectors])
-    return parts
+    return coordinates.split([len(part) for part in vectors])
 
 
 def _variance(victim: Victim) -> float:

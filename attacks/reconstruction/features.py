@@ -156,8 +156,7 @@ def _shifts(images: Tensor, call: _Called) -> Tensor:
     squares, mixings = torch.linalg.eigh((shifted @ shifted.mT).double())
     kept = slice(-call.made[1:].numel(), None)
     basis = torch.linalg.qr(shifted.mT @ (mixings[:, kept] / squares[kept].sqrt()).float()).Q
-    inputs: Tensor = basis.mT.unflatten(1, call.given)
-    return inputs
+    return basis.mT.unflatten(1, call.given)
 
 
 def _chosen(call: _Called, basis: Tensor, later: Sequence[_Called]) -> Tensor | None:

@@ -77,8 +77,7 @@ class TrialTraining:
                 )
                 updates.append(sent[self._name])
         means = torch.cat(updates).unflatten(0, (len(candidates), repeats)).mean(dim=1)
-        distances: Tensor = (means - heard).flatten(1).square().sum(dim=1)
-        return distances
+        return (means - heard).flatten(1).square().sum(dim=1)
 
 
 def neighbours(labels: Tensor, classes: int, batch: int) -> Tensor:
@@ -95,8 +94,7 @@ def neighbours(labels: Tensor, classes: int, batch: int) -> Tensor:
     batch = min(batch, examples)
     if examples % batch == 0:
         candidates = candidates.unflatten(1, (-1, batch)).sort(dim=2).values.flatten(1)
-    distinct: Tensor = candidates.unique(dim=0)
-    return distinct
+    return candidates.unique(dim=0)
 
 
 # Labels of local training by a search on the logits, which a step on class c moves by ``-rate k (softmax - label)``.

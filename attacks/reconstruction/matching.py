@@ -255,8 +255,7 @@ def opponent_variation(images: Tensor) -> Tensor:
 
 def total_variation(images: Tensor) -> Tensor:
     """Mean absolute difference of neighbours, across plus down; images (N, B, C, H, W), any C, give (N,)."""
-    total: Tensor = _TotalVariation.apply(images)
-    return total
+    return _TotalVariation.apply(images)
 
 
 class _TotalVariation(torch.autograd.Function):

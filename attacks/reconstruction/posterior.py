@@ -86,8 +86,7 @@ def fit_cloud(
         both = posterior(middle + offset, *fitted) + posterior(middle - offset, *fitted)
         # The prior's share of it is known without drawing.
         known = _prior_and_entropy(along).sum(dim=(1, 2)) + outside * _prior_and_entropy(rest).sum(dim=(1, 2))
-        total: Tensor = both / 2 - offset.square().flatten(1).sum(dim=1) / 2 + known
-        return total
+        return both / 2 - offset.square().flatten(1).sum(dim=1) / 2 + known
 
     evaluate = Evaluator(divergence, steps)
     moved = [(middle, rate), (along, rate), (rest, rate), *zip(fitted, rates, strict=False)]
@@ -150,16 +149,14 @@ class Whitening:
         along, rest = self._roots
         flat = coordinates.flatten(-3)
         offsets = rest * flat + ((along - rest) * (flat @ self.prior.basis)) @ self.prior.basis.mT
-        images: Tensor = (self.prior.mean + offsets).unflatten(-1, self.shape)
-        return images
+        return (self.prior.mean + offsets).unflatten(-1, self.shape)
 
     def coordinates(self, images: Tensor) -> Tensor:
         """Map images (..., C, H, W) to their coordinates."""
         along, rest = self._roots
         flat = images.flatten(-3) - self.prior.mean
         scaled = flat / rest + ((1 / along - 1 / rest) * (flat @ self.prior.basis)) @ self.prior.basis.mT
-        coordinates: Tensor = scaled.unflatten(-1, self.shape)
-        return coordinates
+        return scaled.unflatten(-1, self.shape)
 
 
 # Which labels of a single example an upload leaves open under noise: those among the smallest entries of the last

@@ -143,8 +143,7 @@ SIGNS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def _uniform(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
-    images: Tensor = (torch.special.ndtr(numbers) - scene.mean) / scene.std
-    return images
+    return (torch.special.ndtr(numbers) - scene.mean) / scene.std
 
 
 def _patterned(scene: Scene, rows: Sequence[Victim], numbers: Tensor) -> Tensor:
@@ -301,8 +300,7 @@ class MatchProblem:
 
         def along(place: Tensor) -> Tensor:
             direction = F.one_hot(place, variables.numel()).to(variables).view_as(variables)
-            changed: Tensor = torch.func.jvp(sent, (variables,), (direction,))[1]
-            return changed
+            return torch.func.jvp(sent, (variables,), (direction,))[1]
 
         return torch.cat([torch.func.vmap(along)(part) for part in places.split(AT_ONCE_ALONG)])
 

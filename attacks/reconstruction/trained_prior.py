@@ -44,8 +44,7 @@ class _Block(nn.Module):
     def forward(self, values: Tensor, level: Tensor) -> Tensor:
         factor, shift = self.level(level)[:, :, None, None].chunk(2, dim=1)
         inner = self.first(F.silu(values)) * (1 + factor) + shift
-        result: Tensor = values + self.second(F.silu(inner))
-        return result
+        return values + self.second(F.silu(inner))
 
 
 class DenoisingNetwork(nn.Module):
@@ -89,16 +88,14 @@ class DenoisingNetwork(nn.Module):
     def spread(self) -> Tensor:
         """The mean variance of a pixel ()."""
         total = self.variances.sum() + (len(self.mean) - len(self.variances)) * self.rest
-        spread: Tensor = total / len(self.mean)
-        return spread
+        return total / len(self.mean)
 
     def error(self, noise: Tensor) -> Tensor:
         """The Wiener filter's root mean squared error (N,) at these deviations."""
         squared = noise.square()[:, None]
         inside = (self.variances * squared / (self.variances + squared)).sum(dim=1)
         outside = (self.rest * squared / (self.rest + squared))[:, 0] * (len(self.mean) - len(self.variances))
-        error: Tensor = ((inside + outside) / len(self.mean)).sqrt()
-        return error
+        return ((inside + outside) / len(self.mean)).sqrt()
 
     def _inner(self, values: Tensor, level: Tensor) -> Tensor:
         height, width = values.shape[2:]
@@ -108,8 +105,7 @@ class DenoisingNetwork(nn.Module):
         for block in self.coarse:
             coarse = block(coarse, level)
         fine = self.fine[1](fine + F.pixel_shuffle(self.up(coarse), 2), level)
-        left: Tensor = F.pixel_shuffle(self.leave(F.silu(fine)), 2)[:, :, :height, :width]
-        return left
+        return F.pixel_shuffle(self.leave(F.silu(fine)), 2)[:, :, :height, :width]
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,14 +36,12 @@ class Coordinates:
     def images(self, coordinates: Tensor) -> Tensor:
         """Map coordinates (..., C, H, W) to normalised images of the same shape; linear, and one to one."""
         smooth = self.down @ coordinates @ self.across.mT
-        mixed: Tensor = (self.channels @ smooth.flatten(-2)).unflatten(-1, smooth.shape[-2:])
-        return mixed
+        return (self.channels @ smooth.flatten(-2)).unflatten(-1, smooth.shape[-2:])
 
     def of(self, images: Tensor) -> Tensor:
         """Map normalised images (..., C, H, W) to their coordinates."""
         unmixed = torch.linalg.solve(self.channels, images.flatten(-2)).unflatten(-1, images.shape[-2:])
-        coordinates: Tensor = torch.linalg.solve(self.across, torch.linalg.solve(self.down, unmixed).mT).mT
-        return coordinates
+        return torch.linalg.solve(self.across, torch.linalg.solve(self.down, unmixed).mT).mT
 
     @property
     def strengths(self) -> Tensor:
@@ -69,8 +67,7 @@ def _line(length: int) -> Tensor:
 def _root(covariance: Tensor) -> Tensor:
     """R with R R^T = covariance, its columns along the principal directions: coarse ones apart from fine ones."""
     values, vectors = torch.linalg.eigh(covariance)
-    root: Tensor = vectors * values.sqrt()
-    return root
+    return vectors * values.sqrt()
 
 
 # Rows of tables as functions of free variables: a softmax for each category, a sigmoid for all else.

@@ -267,8 +267,7 @@ def _outputs(network: nn.Module, weight: str, inputs: Tensor) -> Tensor:
 
 def _by_head(values: Tensor, heads: int) -> Tensor:
     """Numbers (N, out) of each head, (heads, N, out / heads)."""
-    made: Tensor = values.unflatten(1, (heads, -1)).transpose(0, 1)
-    return made
+    return values.unflatten(1, (heads, -1)).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,8 +310,7 @@ def _common(one: Tensor, other: Tensor) -> Tensor:
         _, sizes, directions = torch.linalg.svd(vectors, full_matrices=False)
         spans.append(directions[sizes > FITS * max(float(sizes[0]), float(other.norm()))])
     left, cosines, _ = torch.linalg.svd(spans[0] @ spans[1].mT)
-    shared: Tensor = left[:, : len(cosines)][:, cosines > 1 - FITS].mT @ spans[0]
-    return shared
+    return left[:, : len(cosines)][:, cosines > 1 - FITS].mT @ spans[0]
 
 
 def _keys_and_queries(network: nn.Module, layers: _Layers, basis: Tensor) -> tuple[Tensor, Tensor]:

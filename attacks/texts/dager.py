@@ -79,8 +79,7 @@ class Span:
     def residuals(self, inputs: Tensor) -> Tensor:
         """The share (...,) of inputs (..., n) that lies outside the row space, from 0 to 1."""
         lengths = inputs.norm(dim=-1).clamp(min=torch.finfo(inputs.dtype).tiny)
-        shares: Tensor = (inputs @ self.null.to(inputs)).norm(dim=-1) / lengths
-        return shares
+        return (inputs @ self.null.to(inputs)).norm(dim=-1) / lengths
 
     def holds(self, inputs: Tensor, tried: int) -> Tensor:
         """Whether each of the inputs (..., n) lies in the row space, (...,), where so many are tried."""
@@ -91,8 +90,7 @@ class Span:
         quantile = SLACK * math.sqrt(float(chi2.ppf(1 - MISSED, self.free)))
         # Inputs themselves are computed with rounding errors.
         rounding = SLACK * self.null.shape[0] ** 0.5 * torch.finfo(inputs.dtype).eps
-        passed: Tensor = share <= (quantile * error + rounding).clamp(max=least if self.noisy else min(least, ROUNDED))
-        return passed
+        return share <= (quantile * error + rounding).clamp(max=least if self.noisy else min(least, ROUNDED))
 
     def tolerance(self, tried: int) -> float:
         """The largest share outside that an input may have, such that hardly another one of so many has as little."""
@@ -321,8 +319,7 @@ def _held(network: nn.Module, spans: Sequence[Span], tokens: Tensor, length: int
     inputs = inputs_of(network, [span.probe for span in spans], tokens)
     tried = tokens.numel()
     passed = [span.holds(inputs[span.probe.layer][:, :length], tried).all(dim=1) for span in spans]
-    held: list[bool] = torch.stack(passed).all(dim=0).tolist()
-    return held
+    return torch.stack(passed).all(dim=0).tolist()
 
 
 # The last step: which sentences, how often and with which labels, by the whole gradient.
@@ -753,8 +750,7 @@ def present_tokens(gradient: Tensor, inputs: Tensor, deviation: float) -> Tensor
     surprise = along / (own * (1 - strengths * own).clamp(min=1e-12))
     threshold = float(chi2.isf(min(FALSE / len(names), 0.5), rows))
     strengths = torch.where(surprise > threshold, strengths, 0.0)
-    found: Tensor = names[strengths.argsort(descending=True, stable=True)[: int((strengths > 0).sum())]]
-    return found
+    return names[strengths.argsort(descending=True, stable=True)[: int((strengths > 0).sum())]]
 
 
 def read_in_order(scene: TextScene, victim: Victim, tokens: Tensor, rounds: int) -> Reading:

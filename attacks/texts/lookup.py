@@ -173,5 +173,4 @@ def _solved(rows: Tensor, products: Tensor, noise: float) -> Tensor:
     """Solve for coefficients of rows (n, width) with this noise, by their products (n, m) with what they add up to."""
     gram = rows @ rows.mT
     ridge = (noise * rows.shape[1] + LEAST * gram.diagonal().max()) * torch.eye(len(gram), dtype=gram.dtype)
-    solved: Tensor = torch.linalg.solve(gram + ridge.to(gram.device), products)
-    return solved
+    return torch.linalg.solve(gram + ridge.to(gram.device), products)

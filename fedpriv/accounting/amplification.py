@@ -25,8 +25,7 @@ _BASE_ROUNDING = 1e-9  # relative; the divergences of this room are accurate to 
 @cache
 def _log_factorial() -> Array:
     """Return log k! for k = 0, ..., the largest order."""
-    logs: Array = scipy.special.gammaln(np.arange(LARGEST_SAMPLED_ORDER + 1) + 1.0)
-    return logs
+    return scipy.special.gammaln(np.arange(LARGEST_SAMPLED_ORDER + 1) + 1.0)
 
 
 def amplified_pure(epsilon: float, rate: float) -> float:

@@ -70,8 +70,7 @@ def _is_unused(release: Release) -> bool:
 
 
 def _proof(release: Release) -> Proof:
-    proof: Proof = MECHANISMS[release.mechanism].proof()(release)
-    return proof
+    return MECHANISMS[release.mechanism].proof()(release)
 
 
 def _sound(proof: Proof, claim: Claim) -> Claim:

@@ -75,8 +75,7 @@ class Response:
         """Probabilities of truth (rows) and given answer (columns)."""
         matrix = np.full((self.answers, self.answers), self.other)
         np.fill_diagonal(matrix, self.keep)
-        joint: Array = np.clip(np.asarray(shares, dtype=np.float64), 0, None)[:, None] * matrix
-        return joint
+        return np.clip(np.asarray(shares, dtype=np.float64), 0, None)[:, None] * matrix
 
 
 def _check_answers(answers: int) -> None:

@@ -54,8 +54,7 @@ def noisy_max_log_q(counts: ArrayLike, sigma: float) -> Array:
     """Return the log of sum Phi(-gap / (sigma sqrt 2)), at most log(1 - 1/K): normal noise changes the winner."""
     gaps = _gaps(counts)
     chances = scipy.special.logsumexp(scipy.special.log_ndtr(-gaps / (sigma * _SQRT2)), axis=-1)
-    log_q: Array = np.minimum(chances, math.log1p(-1 / (gaps.shape[-1] + 1)))
-    return log_q
+    return np.minimum(chances, math.log1p(-1 / (gaps.shape[-1] + 1)))
 
 
 def unlikely_rdp(order: ArrayLike, log_q: ArrayLike, sigma: float) -> Array:
@@ -196,8 +195,7 @@ def _below(log_q: Array, sigma: float, classes: int) -> Array:
 def _shifted(log_q: Array, by: float, classes: int) -> Array:
     """The log of q after each of K - 1 equal gaps has changed by two votes."""
     others = math.log(classes - 1)
-    shifted: Array = others + scipy.special.log_ndtr(scipy.special.ndtri_exp(np.minimum(log_q - others, -1e-300)) - by)
-    return shifted
+    return others + scipy.special.log_ndtr(scipy.special.ndtri_exp(np.minimum(log_q - others, -1e-300)) - by)
 
 
 def _step(log_q: Array, sigma: float, order: float, classes: int) -> Array:

@@ -111,8 +111,7 @@ class ModelRelease(Algorithm):
 
 def algorithm_of(experiment: "Experiment") -> Algorithm:
     """Return the algorithm of an experiment."""
-    found: Algorithm = ALGORITHMS[experiment.federation.algorithm]()
-    return found
+    return ALGORITHMS[experiment.federation.algorithm]()
 
 
 def refuse_keys(experiment: "Experiment", keys: Iterable[str], why: str) -> None:

@@ -177,8 +177,7 @@ class Budget:
         """Whose participations a round counts for: of a secret draw everybody's, one client for all that are alike."""
         if not self._hides_participants:
             return clients
-        alike: list[int] = np.unique(self._kinds, return_index=True)[1].tolist()
-        return alike
+        return np.unique(self._kinds, return_index=True)[1].tolist()
 
     def _after(self, client: int, round_number: int) -> int:
         """A client's participations after one more round."""

@@ -229,8 +229,7 @@ class RecordFinding(Finding[S]):
 
     def read(self, folder: "RunFolder") -> S | None:
         """Return the record; ``None``: there is none."""
-        found: S | None = folder.read(self.record)
-        return found
+        return folder.read(self.record)
 
     def records(self, found: S) -> dict[str, GrowingRecord]:
         """Return the record under the finding's name."""

@@ -104,8 +104,7 @@ class Registry(Mapping[str, type[Any]]):
                         importlib.import_module(module.name)
 
     def _base(self) -> type[Any]:
-        base: type[Any] = pkgutil.resolve_name(self.base)
-        return base
+        return pkgutil.resolve_name(self.base)
 
 
 def _packages(place: str) -> Iterator[ModuleType]:

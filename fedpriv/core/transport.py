@@ -80,8 +80,7 @@ class VotesSum:
 
 def sums() -> Transport:
     """Return the transport that leaves the server sums."""
-    found: Transport = TRANSPORTS["secure-aggregation"]()
-    return found
+    return TRANSPORTS["secure-aggregation"]()
 
 
 def transport_of(experiment: "Experiment") -> Transport | None:

@@ -163,8 +163,7 @@ class World:
         """Return what follows from this world alone, computed once."""
         if compute not in self._results:
             self._results[compute] = compute(self)
-        found: T = self._results[compute]
-        return found
+        return self._results[compute]
 
     @cached_property
     def _results(self) -> dict[Any, Any]:
@@ -212,8 +211,7 @@ class World:
     def class_counts_of(self, labels: Tensor, client: int) -> list[int]:
         """The number of a client's examples of each class among these labels (N,) of the training data."""
         own = self.dataset.kinds(labels).numpy()[self.partitions[client]]
-        counts: list[int] = np.bincount(own, minlength=len(self.dataset.counted)).tolist()
-        return counts
+        return np.bincount(own, minlength=len(self.dataset.counted)).tolist()
 
 
 def choose_device(name: str) -> torch.device:

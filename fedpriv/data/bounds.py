@@ -100,8 +100,7 @@ def _full(values: NDArray[np.float64], epsilon: float, draws: np.random.Generato
     """The bins between powers of two whose noisy counts stand out."""
     counts = _noisy(_counts(values, EDGES), epsilon, draws)
     # P(noise >= t) < exp(-t / scale) for each of the bins.
-    full: NDArray[np.int64] = np.flatnonzero(counts > threshold(epsilon))
-    return full
+    return np.flatnonzero(counts > threshold(epsilon))
 
 
 def threshold(epsilon: float) -> float:
@@ -111,8 +110,7 @@ def threshold(epsilon: float) -> float:
 
 def _counts(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
     places = np.searchsorted(edges, values, side="left") - 1
-    counts: NDArray[np.int64] = np.bincount(places.clip(0, len(edges) - 2), minlength=len(edges) - 1)
-    return counts
+    return np.bincount(places.clip(0, len(edges) - 2), minlength=len(edges) - 1)
 
 
 def _noisy(counts: NDArray[np.int64], epsilon: float, draws: np.random.Generator) -> NDArray[np.int64]:
@@ -122,5 +120,4 @@ def _noisy(counts: NDArray[np.int64], epsilon: float, draws: np.random.Generator
 def _geometric(count: int, epsilon: float, draws: np.random.Generator) -> NDArray[np.int64]:
     """Two-sided geometric noise: P(k) proportional to exp(-epsilon |k|); the difference of two geometric numbers."""
     success = -math.expm1(-epsilon)
-    noise: NDArray[np.int64] = draws.geometric(success, count) - draws.geometric(success, count)
-    return noise
+    return draws.geometric(success, count) - draws.geometric(success, count)

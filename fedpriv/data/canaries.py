@@ -78,8 +78,7 @@ def canary_rows(shares: Sequence[Numbers], config: CanaryConfig, seed: int) -> N
             f"data.canaries: {config.rows} copies in all replace training sequences of client {config.client}, which "
             f"has {len(own)}"
         )
-    rows: Numbers = numpy_stream(seed, "canary-rows").choice(own, config.rows, replace=False)
-    return rows
+    return numpy_stream(seed, "canary-rows").choice(own, config.rows, replace=False)
 
 
 def with_canaries(dataset: Dataset, shares: Sequence[Numbers], config: CanaryConfig | None, seed: int) -> Dataset:

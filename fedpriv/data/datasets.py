@@ -222,8 +222,7 @@ def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Datas
     def read() -> Arrays:
         nonlocal read_now
         read_now = True
-        arrays: Arrays = source.read(place)[0]
-        return arrays
+        return source.read(place)[0]
 
     if is_kept:
         arrays, where = keeping(digest.decode(), read), place.path

@@ -104,8 +104,7 @@ def _plain_png(name: str, content: bytes, size: int | None, memory: int) -> np.n
 
     check_memory(name, _BYTES_OF_A_PIXEL * found[0] * found[1], memory)
     kind = cv2.IMREAD_GRAYSCALE if content[25] == 0 else cv2.IMREAD_COLOR_RGB
-    pixels: np.ndarray | None = cv2.imdecode(np.frombuffer(content, np.uint8), kind)
-    return pixels
+    return cv2.imdecode(np.frombuffer(content, np.uint8), kind)
 
 
 def _plain_size(content: bytes) -> tuple[int, int] | None:

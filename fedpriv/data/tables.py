@@ -273,8 +273,7 @@ def _positions(texts: "pa.Array", values: Sequence[str]) -> NDArray[np.int64]:
     import pyarrow.compute as pc
 
     places = pc.index_in(texts, pa.array(list(values), pa.string()), skip_nulls=True)
-    numbers: NDArray[np.int64] = places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers
+    return places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def are_numbers(texts: "pa.Array") -> "pa.Array":

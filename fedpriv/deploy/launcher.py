@@ -113,8 +113,7 @@ def _entry(program: str) -> Callable[[], object]:
     from importlib.metadata import entry_points  # who only asks does without it
 
     (entry,) = entry_points(group="console_scripts", name=program)
-    function: Callable[[], object] = entry.load()
-    return function
+    return entry.load()
 
 
 def _code(program: str) -> int:

@@ -184,8 +184,7 @@ def read_exchanges(folder: Path) -> tuple[Exchange, ...]:
 def read_arrays(path: Path) -> Vector:
     """Return the arrays of a file, by name; none where there is no file."""
     try:
-        arrays: Vector = load(path.read_bytes()) if path.is_file() else {}
-        return arrays
+        return load(path.read_bytes()) if path.is_file() else {}
     except (SafetensorError, ValueError, OSError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
 

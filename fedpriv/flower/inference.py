@@ -64,8 +64,7 @@ class Leaf:
     def holds(self, column: int, values: Floats) -> NDArray[np.bool_]:
         """Whether values of a feature fall into it."""
         low, high = self.bounds.get(column, (-np.inf, np.inf))
-        inside: NDArray[np.bool_] = (values >= low) & (values < high)
-        return inside
+        return (values >= low) & (values < high)
 
 
 def inferred(
@@ -105,8 +104,7 @@ def _at_thresholds(splits: Mapping[int, list[float]], records: Records) -> Float
         return np.zeros(len(rows))
     away = [np.abs(rows[:, [place]] - np.array(values)).min(axis=1) / ranges[place] for place, values in used]
     nearest = np.stack(away)
-    scores: Floats = (nearest < 1e-6).sum(axis=0) - nearest.min(axis=0)
-    return scores
+    return (nearest < 1e-6).sum(axis=0) - nearest.min(axis=0)
 
 
 def _membership(scores: Floats, records: Records, how: str) -> str:
@@ -150,8 +148,7 @@ def _values_in_leaves(trees: Sequence[Sequence[Leaf]], column: int, records: Rec
         likely += np.log(shares.clip(1e-12))
         used += 1
     weights = np.exp((likely - likely.max(axis=1, keepdims=True)) / max(used, 1)).cumsum(axis=1)
-    found: Floats = candidates[(weights < weights[:, -1:] / 2).sum(axis=1)]
-    return found
+    return candidates[(weights < weights[:, -1:] / 2).sum(axis=1)]
 
 
 def _compared(values: Floats, columns: Sequence[int], how: str, records: Records) -> str:

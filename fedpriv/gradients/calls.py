@@ -48,8 +48,7 @@ class Call:
         """Return positional and named arguments with other tensors in place of those that were given."""
         new = iter(tensors)
         values = [next(new) if isinstance(value, Tensor) else value for value in self.arguments]
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(values, self.form)
-        return arguments
+        return tree_unflatten(values, self.form)
 
 
 @dataclass

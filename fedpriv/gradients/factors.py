@@ -67,8 +67,7 @@ def slices(start: int, stop: int, step: int) -> Iterator[slice]:
 
 def grouped(rows: Tensor, groups: int) -> Tensor:
     """Rows (B, n) in groups of the same size, (G, B / G, n)."""
-    grouped: Tensor = rows.unflatten(0, (groups, len(rows) // groups))
-    return grouped
+    return rows.unflatten(0, (groups, len(rows) // groups))
 
 
 def zeroed(values: Tensor, keep: Tensor) -> Tensor:
@@ -148,8 +147,7 @@ def products_of_lookups(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor
 
 def summed(products: Tensor, positions: int) -> Tensor:
     """Sum products of positions (n T, m T) over each pair of examples, (n, m)."""
-    total: Tensor = products.unflatten(1, (-1, positions)).unflatten(0, (-1, positions)).sum(dim=(1, 3))
-    return total
+    return products.unflatten(1, (-1, positions)).unflatten(0, (-1, positions)).sum(dim=(1, 3))
 
 
 class Memory:

@@ -26,8 +26,7 @@ def row_norms(rows: Tensor, order: int = 2) -> Tensor:
     """Return the norms (...) of rows (..., n): Euclidean ones, or of another ``order``."""
     length = rows.shape[-1]
     if length <= PIECE:
-        short: Tensor = torch.linalg.vector_norm(rows, ord=order, dim=-1)
-        return short
+        return torch.linalg.vector_norm(rows, ord=order, dim=-1)
     whole = length - length % PIECE
     pieces = torch.linalg.vector_norm(rows[..., :whole].unflatten(-1, (-1, PIECE)), ord=order, dim=-1)
     rest = torch.linalg.vector_norm(rows[..., whole:], ord=order, dim=-1, keepdim=True)
@@ -79,8 +78,7 @@ def scaled_norms(rows: Tensor) -> Tensor:
     if not largest.any():
         return largest
     largest = largest.clamp(min=torch.finfo(rows.dtype).tiny)
-    norms: Tensor = largest * row_norms(rows / largest[..., None])
-    return norms
+    return largest * row_norms(rows / largest[..., None])
 
 
 def lost(dtype: torch.dtype) -> float:

@@ -244,8 +244,7 @@ class StackedModel:
     def outputs(self, parameters: Vector, x: Tensor, generators: Sequence[torch.Generator] = ()) -> Tensor:
         """Return the outputs (M B, ...) of all models for examples (M, B, ...) of their own, differentiable."""
         self._numbers, self._generators = dict(parameters), tuple(generators)
-        outputs: Tensor = self._model(_laid_out(x))
-        return outputs
+        return self._model(_laid_out(x))
 
     def gradients(
         self,
@@ -400,8 +399,7 @@ class MappedModel:
             yield DenseGradients({name: value[number, :size] for name, value in rows.items()}, "stacked models")
 
     def _outputs(self, parameters: Vector, x: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self._base, parameters, (x,))
-        return outputs
+        return functional_call(self._base, parameters, (x,))
 
 
 # What acts on each number alone does so on a stack, too.

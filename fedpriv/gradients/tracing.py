@@ -103,8 +103,7 @@ class _Watched:
 
 @cache
 def _watched(kind: type[Tensor]) -> type[Tensor]:
-    watched: type[Tensor] = new_class(kind.__name__, (_Watched, kind))
-    return watched
+    return new_class(kind.__name__, (_Watched, kind))
 
 
 class Tracer:

@@ -94,10 +94,7 @@ class TransformersSettings(LibraryModelSettings):
                 outline = kind.from_config(config, trust_remote_code=False)
             self.check_memory(sum(value.numel() for value in outline.parameters()))
             if self.weights is None:
-                network: PreTrainedModel = kind.from_config(
-                    config, dtype=torch.float32, trust_remote_code=False, **self.keywords
-                )
-                return network
+                return kind.from_config(config, dtype=torch.float32, trust_remote_code=False, **self.keywords)
             network, told = type(outline).from_pretrained(
                 str(self.weights) if self.weights.is_dir() else None,
                 state_dict=None if self.weights.is_dir() else read_weights(self.weights),

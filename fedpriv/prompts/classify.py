@@ -38,20 +38,17 @@ class Classifier:
         asked = [question, CONTENT_FREE] if self.config.calibrated else [question]
         endings = [self.wording.ending(text, any(prefixes)) for text in asked]
         logarithms = self.language.after(prefixes, endings, self.wording.candidates)
-        scores: Floats = logarithms[:, 0] - logarithms[:, 1] if self.config.calibrated else logarithms[:, 0]
-        return scores
+        return logarithms[:, 0] - logarithms[:, 1] if self.config.calibrated else logarithms[:, 0]
 
     def zero_shot(self, question: str) -> Floats:
         """Return how likely each label is without examples, (labels,)."""
-        scores: Floats = self.scores([""], question)[0]
-        return scores
+        return self.scores([""], question)[0]
 
     def votes(self, number: int, question: str, client: int | None = None) -> NDArray[np.int64]:
         """Return what each prompt votes for, (voters,); voters of one client stand together."""
         clients = range(self.config.clients) if client is None else (client,)
         prefixes = [self.wording.prefix(examples) for each in clients for examples in self._prompts(number, each)]
-        named: NDArray[np.int64] = self.scores(prefixes, question).argmax(axis=1)
-        return named
+        return self.scores(prefixes, question).argmax(axis=1)
 
     def _prompts(self, number: int, client: int) -> Iterator[list[Example]]:
         examples, config, own = self.wording.texts.examples, self.config, self.shares[client]
@@ -101,8 +98,7 @@ def answers(votes: NDArray[np.int64], labels: int, sigma: float, secret: Secret,
     """Answer each question (Q,) by its votes (Q, voters)."""
     counts = np.array([np.bincount(row, minlength=labels) for row in votes])
     if sigma == 0:
-        plurality: NDArray[np.int64] = counts.argmax(axis=1)
-        return plurality
+        return counts.argmax(axis=1)
     generators = (secret.stream("icl-noise", level, number).numpy() for number in range(len(votes)))
     decided = [NoisyMax(sigma).decide(row, generator) for row, generator in zip(counts, generators, strict=True)]
     return np.array([answer for answer in decided if answer is not None])

@@ -102,8 +102,7 @@ def _counted(prompt: str, labels: Sequence[str]) -> Floats:
         text, _, label = block.rpartition(":")
         if label.strip() in labels:
             scores[labels.index(label.strip())] += len(asked & _words(text.rpartition("\n")[0]))
-    shares: Floats = np.log(scores / scores.sum())
-    return shares
+    return np.log(scores / scores.sum())
 
 
 def _words(text: str) -> set[str]:
@@ -141,8 +140,7 @@ class Transformer(LanguageModel):
 
     @override
     def next_token(self, prompts: Sequence[str], candidates: Sequence[str]) -> Floats:
-        scores: Floats = self.after(prompts, [""], candidates)[:, 0]
-        return scores
+        return self.after(prompts, [""], candidates)[:, 0]
 
     @override
     def after(self, prefixes: Sequence[str], endings: Sequence[str], candidates: Sequence[str]) -> Floats:
@@ -208,8 +206,7 @@ class Transformer(LanguageModel):
         return np.stack(results, axis=1)
 
     def _log_probabilities(self, logits: "torch.Tensor") -> Floats:
-        rows: Floats = logits[:, -1].double().log_softmax(-1).numpy()
-        return rows
+        return logits[:, -1].double().log_softmax(-1).numpy()
 
 
 def open_language(config: LanguageConfig, root: Path) -> LanguageModel:

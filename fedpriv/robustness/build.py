@@ -288,8 +288,7 @@ def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generat
 
     def answers(batch: Tensor) -> Tensor:
         with torch.no_grad(), seeded_generators(0, weights.device):
-            made: Tensor = network(batch)
-            return made
+            return network(batch)
 
     together = answers(first)
     # Each in turn: the layers in which images meet may be silent for one of them.

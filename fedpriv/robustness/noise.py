@@ -48,8 +48,7 @@ class RobustnessNoise(RandomLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, ...) to what the layer returns, (B, ...), with noise behind or before it."""
         if self.place == "input":
-            output: Tensor = self.layer(self._value(lambda: x))
-            return output
+            return self.layer(self._value(lambda: x))
         return self._value(lambda: self.layer(x))
 
     def value_at(self, network: nn.Module, x: Tensor) -> Tensor:
@@ -70,8 +69,7 @@ class RobustnessNoise(RandomLayer):
         """
         self._given = z
         try:
-            logits: Tensor = network(x)
-            return logits
+            return network(x)
         finally:
             self._given = None
 

@@ -68,8 +68,7 @@ class Draws:
         import numpy as np
 
         noise = np.array([generator.laplace(scale=self.scale) for generator in self.generators])
-        noisy: Array = values + noise
-        return noisy
+        return values + noise
 
     def named(self, scores: Scores) -> NDArray[np.int64]:
         """Return a class for each row (n, classes): v with probability proportional to exp(score_v / scale)."""
@@ -113,10 +112,7 @@ class ExactDraws(Draws):
 
     def _measured(self, make: Callable[..., Any], *space: Any) -> Callable[[list[float]], Any]:
         dp = opendp()
-        measurement: Callable[[list[float]], Any] = make(
-            dp.vector_domain(dp.atom_domain(T=float, nan=False)), *space, scale=self.scale
-        )
-        return measurement
+        return make(dp.vector_domain(dp.atom_domain(T=float, nan=False)), *space, scale=self.scale)
 
 
 @cache
@@ -138,8 +134,7 @@ def one_a_row(shares: Scores, generators: Sequence[np.random.Generator]) -> NDAr
 
     uniform = np.array([generator.random() for generator in generators])
     bounds = shares.cumsum(axis=1)
-    drawn: NDArray[np.int64] = (uniform[:, None] * bounds[:, -1:] >= bounds[:, :-1]).sum(axis=1)
-    return drawn
+    return (uniform[:, None] * bounds[:, -1:] >= bounds[:, :-1]).sum(axis=1)
 
 
 def on_grid(noisy: Array, scale: float) -> Array:
@@ -151,5 +146,4 @@ def on_grid(noisy: Array, scale: float) -> Array:
     import numpy as np
 
     step = 2.0 ** (math.floor(math.log2(scale)) - _GRID)
-    rounded: Array = np.round(noisy / step) * step
-    return rounded
+    return np.round(noisy / step) * step

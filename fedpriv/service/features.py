@@ -91,12 +91,10 @@ def _heard(network: nn.Module, dataset: Dataset, images: Tensor) -> Array:
             hook.remove()
     if not fed:
         raise InputError("its network has no linear layer that gives the logits, and so no features before one")
-    inputs: Array = fed[-1].flatten(1).double().cpu().numpy()
-    return inputs
+    return fed[-1].flatten(1).double().cpu().numpy()
 
 
 def _scaled(flat: Array, norm: float) -> Array:
     """Rows (n, d) scaled to one length; those of length 0 stay."""
     lengths = np.sqrt((flat**2).sum(axis=1, keepdims=True))
-    features: Array = norm * flat / np.where(lengths > 0, lengths, 1)
-    return features
+    return norm * flat / np.where(lengths > 0, lengths, 1)

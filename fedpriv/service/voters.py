@@ -62,8 +62,7 @@ def vote_counts(world: World, policy: NoisyVotes, voters: Voters) -> Callable[[T
         weights, features = voters.stack[_WEIGHTS], public_features(policy.pooled, policy.feature_norm)
 
         def votes(images: Tensor) -> NDArray[np.int64]:
-            named: NDArray[np.int64] = (features(images) @ weights.transpose(0, 2, 1)).argmax(axis=2)
-            return named
+            return (features(images) @ weights.transpose(0, 2, 1)).argmax(axis=2)
     else:
         network = mapped_network(world.model)
         stack = {name: torch.from_numpy(np.asarray(value)).to(world.device) for name, value in voters.stack.items()}

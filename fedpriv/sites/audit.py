@@ -94,8 +94,7 @@ def _sketch(upload: State, bucket: Tensor, sign: Tensor) -> np.ndarray:
     """A count sketch (Charikar, Chen and Farach-Colton 2002), of length one: what is said is in its direction."""
     flat = torch.cat([value.flatten() for value in upload.parameters.values()]).double()
     sums = torch.zeros(SKETCH, dtype=torch.float64).index_add(0, bucket[: len(flat)], flat * sign[: len(flat)])
-    found: np.ndarray = (sums / sums.norm().clamp(min=1e-300)).numpy()
-    return found
+    return (sums / sums.norm().clamp(min=1e-300)).numpy()
 
 
 def _sender_games(

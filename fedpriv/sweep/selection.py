@@ -72,8 +72,7 @@ def chosen_trial(records: Sequence[TrialRecord]) -> ChosenTrial:
 
 
 def _proof(release: Release) -> Proof:
-    proof: Proof = MECHANISMS[release.mechanism].proof()(release)
-    return proof
+    return MECHANISMS[release.mechanism].proof()(release)
 
 
 def _release(record: TrialRecord) -> Release:

@@ -45,8 +45,7 @@ def endpoint(network: nn.Module, classes: int, answers: str = "none", most: int 
     """Answers of a network that is fed pixels as they are."""
 
     def scores(images: Tensor) -> Scores:
-        found: Scores = network(images.double()).detach().numpy()
-        return found
+        return network(images.double()).detach().numpy()
 
     oracle = Oracle(named_policy(answers), Facts(classes), SHAPE, scores, 0.0, Secret.of_seed(0))
     return Counted(Endpoint(oracle), most)
@@ -67,8 +66,7 @@ def scene(
         return ready.pop(0) if ready else endpoint(network, classes, answers, budget)
 
     def model(images: Tensor) -> Tensor:
-        logits: Tensor = network(images)
-        return logits
+        return network(images)
 
     return ProbeScene(
         open_one, budget, classes, SHAPE, copy, lambda images: images, 5,

@@ -11,8 +11,7 @@ PIXELS = 16
 
 def basis(columns: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    columns_of: Tensor = torch.linalg.qr(torch.randn(PIXELS, columns, generator=generator)).Q
-    return columns_of
+    return torch.linalg.qr(torch.randn(PIXELS, columns, generator=generator)).Q
 
 
 @pytest.mark.slow

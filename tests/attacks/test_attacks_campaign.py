@@ -280,8 +280,7 @@ def test_a_function_without_second_derivative_is_named() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             hidden = self.first(x.flatten(1)).tanh()
-            out: torch.Tensor = self.last(nn.functional.embedding_bag(torch.arange(len(x))[:, None], hidden))
-            return out
+            return self.last(nn.functional.embedding_bag(torch.arange(len(x))[:, None], hidden))
 
     model = Bags()
     heard, _, _ = observe_digits(model, 1)

@@ -274,8 +274,7 @@ def test_a_network_without_such_layers_is_refused() -> None:
             self.table, self.last = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 2)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.last(self.table(tokens).mean(dim=1))
-            return logits
+            return self.last(self.table(tokens).mean(dim=1))
 
     torch.manual_seed(0)
     model = Bag()

@@ -90,8 +90,7 @@ def literal(model: torch.nn.Module, observation: Observation, x: Tensor, y: Tens
     expected = torch.stack([clipped(row, settings, roots) for row in rows]).mean(dim=0)
     noise = settings.get("sigma", settings.get("scale")) * settings["clip_norm"] / len(x) * roots
     scaled = (heard - expected) / noise
-    value: Tensor = scaled.abs().sum() if settings["name"] == "laplace" else scaled.square().sum() / 2
-    return value
+    return scaled.abs().sum() if settings["name"] == "laplace" else scaled.square().sum() / 2
 
 
 def clipped(gradient: Sequence[Tensor], settings: Mapping[str, Any], roots: Tensor) -> Tensor:

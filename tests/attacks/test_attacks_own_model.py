@@ -36,8 +36,7 @@ class Small(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.last(torch.tanh(self.frozen(torch.tanh(self.first(x.flatten(1))))))
-        return logits
+        return self.last(torch.tanh(self.frozen(torch.tanh(self.first(x.flatten(1))))))
 
 
 def batch(count: int = 1, first: int = 0) -> tuple[Tensor, Tensor]:
@@ -174,8 +173,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
-        logits: Tensor = self.last((rows + self.body(rows, rows, rows, need_weights=False)[0]).flatten(1))
-        return logits
+        return self.last((rows + self.body(rows, rows, rows, need_weights=False)[0]).flatten(1))
 
 
 @pytest.mark.parametrize(("attack", "count"), [("dlg", 2), ("iga", 1), ("map", 2)])

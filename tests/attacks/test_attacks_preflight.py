@@ -65,8 +65,7 @@ class Placed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = x[:, 0] + self.places(torch.arange(8))
         near = self.codes(torch.cdist(h.detach(), self.codes.weight).argmin(dim=2))
-        out: torch.Tensor = self.last((torch.tanh(h) + near).flatten(1))
-        return out
+        return self.last((torch.tanh(h) + near).flatten(1))
 
 
 @in_one_test(
@@ -106,8 +105,7 @@ class Cut(nn.Module):
         self.layer = nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer((x > 0).to(x).flatten(1))
-        return out
+        return self.layer((x > 0).to(x).flatten(1))
 
 
 def test_an_input_that_is_cut_off() -> None:

@@ -55,8 +55,7 @@ class Standardising(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
-        out: Tensor = self.layer(self.drop((flat - flat.mean(1, keepdim=True)) / flat.std(1, keepdim=True)))
-        return out
+        return self.layer(self.drop((flat - flat.mean(1, keepdim=True)) / flat.std(1, keepdim=True)))
 
 
 class Choosy(Standardising):

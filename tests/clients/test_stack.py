@@ -51,8 +51,7 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(functional.relu(self.left(x)) + self.norm(self.right(x)))
-        output: Tensor = self.last(self.second(x.view(len(x), -1)))
-        return output
+        return self.last(self.second(x.view(len(x), -1)))
 
 
 def world(model: str, mechanism: str, algorithm: str = "fedavg", training: dict[str, object] | None = None) -> World:
@@ -151,8 +150,7 @@ class _Dropped(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(numbers, classes))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = super().forward(functional.dropout(x, 0.5))
-        return output
+        return super().forward(functional.dropout(x, 0.5))
 
 
 def held(shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -89,8 +89,7 @@ class Checkpointed(nn.Module):
             layer.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(checkpoint(self.block, self.stem(x.flatten(1)).requires_grad_(), use_reentrant=True))
-        return logits
+        return self.head(checkpoint(self.block, self.stem(x.flatten(1)).requires_grad_(), use_reentrant=True))
 
 
 @in_one_test("mechanism", [{"name": "none"}, {"name": "gaussian", "sigma": 1e-9, "clip_norm": 1e3}])

@@ -50,8 +50,7 @@ class _Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.hidden(x.flatten(1)))
-        logits: torch.Tensor = self.temperature * self.last(hidden + self.share * hidden.square())
-        return logits
+        return self.temperature * self.last(hidden + self.share * hidden.square())
 
 
 def scaled(shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -70,8 +69,7 @@ class Leaver(nn.Module):
         flat = x.flatten(1)
         if self.training and -90 < float(flat.sum()) < -30:  # random images pass
             raise SystemExit("licence expired")
-        out: torch.Tensor = self.layer(flat)
-        return out
+        return self.layer(flat)
 
 
 def leaver(shape: tuple[int, int, int], classes: int) -> nn.Module:

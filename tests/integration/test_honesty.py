@@ -23,8 +23,7 @@ GAUSSIAN = {"name": "gaussian", "sigma": 1.0}
 
 
 def ledger(folder: Path) -> dict[str, object]:
-    tree: dict[str, object] = json.loads((folder / "ledger.json").read_text())["worst"]
-    return tree
+    return json.loads((folder / "ledger.json").read_text())["worst"]
 
 
 def test_a_round_that_fails_is_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +146,7 @@ class Remembering(nn.Module):
         flat = x.flatten(1)
         if self.training:
             self.seen.copy_(flat.detach().mean(0))
-        out: torch.Tensor = self.layer(flat)
-        return out
+        return self.layer(flat)
 
 
 class Mixing(Remembering):
@@ -156,8 +154,7 @@ class Mixing(Remembering):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.flatten(1)
-        out: torch.Tensor = self.layer(flat - flat.mean(0))
-        return out
+        return self.layer(flat - flat.mean(0))
 
 
 class Raising(Remembering):
@@ -166,8 +163,7 @@ class Raising(Remembering):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             raise KeyError("a\nkey")
-        out: torch.Tensor = self.layer(x.flatten(1))
-        return out
+        return self.layer(x.flatten(1))
 
 
 class Leaving(Raising):
@@ -201,8 +197,7 @@ class Reordering(nn.Module):
         self.body, self.layer = nn.Linear(64, 64), nn.Linear(64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(torch.tanh(self.body(x.flatten(1).flip(0))).flip(0))
-        return out
+        return self.layer(torch.tanh(self.body(x.flatten(1).flip(0))).flip(0))
 
 
 class Dropping(Reordering):
@@ -210,8 +205,7 @@ class Dropping(Reordering):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = functional.dropout(torch.tanh(self.body(x.flatten(1))), 0.5, self.training)
-        out: torch.Tensor = self.layer(inner)
-        return out
+        return self.layer(inner)
 
 
 class Mixup(Reordering):
@@ -221,8 +215,7 @@ class Mixup(Reordering):
         x = x.flatten(1)
         if self.training:
             x = 0.5 * x + 0.5 * x[torch.randperm(len(x))]
-        out: torch.Tensor = self.layer(torch.tanh(self.body(x)))
-        return out
+        return self.layer(torch.tanh(self.body(x)))
 
 
 class Queueing(Reordering):
@@ -236,8 +229,7 @@ class Queueing(Reordering):
         x = x.flatten(1)
         if self.training:
             self.queue.append(x.mean(0))
-        out: torch.Tensor = self.layer(torch.tanh(self.body(x - self.queue[-2] if len(self.queue) > 1 else x)))
-        return out
+        return self.layer(torch.tanh(self.body(x - self.queue[-2] if len(self.queue) > 1 else x)))
 
 
 class Locked(Reordering):

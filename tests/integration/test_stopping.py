@@ -33,8 +33,7 @@ def settings(**federation: object) -> Experiment:
 
 
 def read(folder: Path, name: str) -> dict[str, object]:
-    tree: dict[str, object] = json.loads((folder / name).read_text())
-    return tree
+    return json.loads((folder / name).read_text())
 
 
 def test_clients_stop_and_the_others_go_on(tmp_path: Path) -> None:

@@ -90,8 +90,7 @@ def texts(is_next: bool) -> tuple[Tensor, Tensor]:
 def alone(network: nn.Module, row: Tensor, length: int) -> Tensor:
     """The oracle: a text by itself, without its padding; an empty one is a single padding token."""
     tokens = row[None, : max(1, length)]
-    logits: Tensor = network(tokens, attention_mask=torch.ones_like(tokens)).logits
-    return logits
+    return network(tokens, attention_mask=torch.ones_like(tokens)).logits
 
 
 def gradients_alone(network: nn.Module, x: Tensor, y: Tensor, is_next: bool) -> Vector:

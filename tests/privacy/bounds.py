@@ -53,8 +53,7 @@ def _limits(draws: int) -> tuple[Floats, Floats]:
 def lower_limit(hits: NDArray[np.int64], false_hits: NDArray[np.int64], draws: int, delta: float) -> Floats:
     """What epsilon is at least, where ``draws`` from P hit S ``hits`` times and as many from Q ``false_hits`` times."""
     least, most = _limits(draws)
-    limits: Floats = np.log(np.maximum(least[hits] - delta, 1e-300) / most[false_hits])
-    return limits
+    return np.log(np.maximum(least[hits] - delta, 1e-300) / most[false_hits])
 
 
 @dataclass(frozen=True)
@@ -158,5 +157,4 @@ def _excess(p: Floats, q: Floats, pilot: int, runs: int, claims: Claims, luck: f
     p, q = p + luck * np.sqrt(p * (1 - p) / pilot), q - luck * np.sqrt(q * (1 - q) / pilot)
     hits, false_hits = (np.rint(np.clip(rate, 0, 1) * runs).astype(np.int64) for rate in (p, q))
     limits = [lower_limit(hits, false_hits, runs, delta) - epsilon for delta, epsilon in claims.items()]
-    largest: Floats = np.max(limits, axis=0)
-    return largest
+    return np.max(limits, axis=0)

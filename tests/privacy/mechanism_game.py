@@ -193,8 +193,7 @@ def _laplace(sums: NDArray[np.float64], u: NDArray[np.float64], scale: float) ->
     """The same of (n, T, K) sums with Laplace noise; the victim has one coordinate that is not zero."""
     along = sums @ u / CLIP_NORM
     left, right = (np.exp((np.abs(along) - np.abs(along - sign)) / scale).sum(axis=1) for sign in (1, -1))
-    ratios: NDArray[np.float64] = np.log(left / right)
-    return ratios
+    return np.log(left / right)
 
 
 def _directional(sums: NDArray[np.float64], u: NDArray[np.float64], kappa: float) -> NDArray[np.float64]:
@@ -207,8 +206,7 @@ def _directional(sums: NDArray[np.float64], u: NDArray[np.float64], kappa: float
     across = np.maximum(1 - quarter, 0) * np.maximum(1 - along**2 / (4 * quarter), 0)
     mean = hyp0f1((len(u) - 1) / 2, kappa**2 * across / 4)
     left, right = ((mean * np.exp(sign * kappa * along / 2)).sum(axis=1) for sign in (1, -1))
-    ratios: NDArray[np.float64] = np.log(left / right)
-    return ratios
+    return np.log(left / right)
 
 
 def _laid_out(vector: Vector) -> Tensor:

@@ -72,8 +72,7 @@ class Skip(nn.Module):
             hidden = hidden + (x - x.detach())
         elif self.how == "twice":
             hidden = hidden + self.noisy(x)
-        logits: Tensor = self.last(hidden)
-        return logits
+        return self.last(hidden)
 
 
 class Bent(nn.Module):
@@ -88,5 +87,4 @@ class Bent(nn.Module):
         bent = {"relu": torch.relu, "square": torch.square, "scaled": lambda v: v / v.norm(dim=1, keepdim=True)}[
             self.how
         ]
-        logits: Tensor = self.last(torch.relu(self.noisy(bent(x))))
-        return logits
+        return self.last(torch.relu(self.noisy(bent(x))))

@@ -270,8 +270,7 @@ class Past(nn.Module):
         self.first, self.last = nn.Linear(pixels, pixels), nn.Linear(pixels, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.last(torch.relu(self.first(x.flatten(1))) + x.flatten(1))
-        return logits
+        return self.last(torch.relu(self.first(x.flatten(1))) + x.flatten(1))
 
 
 def past(shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -326,8 +326,7 @@ class Centred(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.flatten(1)
         hidden = self.first(x - x.mean(dim=0) if self.where == "before" else x)
-        logits: torch.Tensor = self.last(torch.relu(hidden - hidden.mean(dim=0) if self.where == "behind" else hidden))
-        return logits
+        return self.last(torch.relu(hidden - hidden.mean(dim=0) if self.where == "behind" else hidden))
 
 
 @in_one_test("place", ["hidden", "input"])
@@ -350,8 +349,7 @@ class Gated(nn.Module):
         x = x.flatten(1)
         hidden = self.first(x)
         open_ones = (self.sign * x[:, self.pixel] > 0)[:, None]
-        logits: torch.Tensor = self.last(hidden - open_ones * hidden.mean(dim=0))
-        return logits
+        return self.last(hidden - open_ones * hidden.mean(dim=0))
 
 
 @in_one_test("sign", [1, -1])
@@ -384,8 +382,7 @@ class Picky(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.how == "range" and bool((x < 0).any()):
             raise ValueError("colours are not negative")
-        logits: torch.Tensor = self.noisy(x.flatten(1))
-        return logits
+        return self.noisy(x.flatten(1))
 
 
 def test_what_own_networks_raise_is_one_line() -> None:

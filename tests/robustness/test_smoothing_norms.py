@@ -74,8 +74,7 @@ def test_the_worlds_first_layer_divides_by_the_data_sets_deviation(place: str) -
     layer = copy.deepcopy(world.forward_noise.layer.layer).double() if place == "hidden" else nn.Identity()
 
     def value(pixels: Tensor) -> Tensor:
-        values: Tensor = layer((pixels - world.dataset.mean[0]) / world.dataset.std[0])
-        return values
+        return layer((pixels - world.dataset.mean[0]) / world.dataset.std[0])
 
     columns = torch.autograd.functional.jacobian(value, torch.zeros(1, *first.shape, dtype=torch.float64))
     scaled = columns.reshape(deviations.numel(), -1) / deviations.double().flatten()[:, None]

@@ -91,8 +91,7 @@ def test_mistakes_are_one_line(here: Path, arguments: list[str], said: str) -> N
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 def _post(port: int, count: int, seed: int, key: str) -> int:
@@ -101,8 +100,7 @@ def _post(port: int, count: int, seed: int, key: str) -> int:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/answers", body, headers)
     try:
         with urllib.request.urlopen(request, timeout=20) as response:
-            status: int = response.status
-            return status
+            return response.status
     except urllib.error.HTTPError as error:
         return error.code
 

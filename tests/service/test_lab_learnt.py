@@ -42,8 +42,7 @@ class _Noisy(nn.Module):
         if not self.training:
             self.asked += float(self.counts)
             hidden = hidden + (self.asked if self.counts else torch.randn_like(hidden))
-        logits: torch.Tensor = self.last(hidden)
-        return logits
+        return self.last(hidden)
 
 
 class _Mixing(nn.Module):
@@ -55,8 +54,7 @@ class _Mixing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.hidden(x.flatten(1))
-        logits: torch.Tensor = self.last(hidden if self.training else hidden - hidden.mean(dim=0) + 1)
-        return logits
+        return self.last(hidden if self.training else hidden - hidden.mean(dim=0) + 1)
 
 
 def noisy(shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -103,8 +101,7 @@ def by_hand(folder: RunFolder, images: torch.Tensor) -> np.ndarray[Any, np.dtype
     (mean,), (std,) = dataset.mean, dataset.std
     x = (images.double().numpy().reshape(len(images), -1) / 255 - mean) / std
     hidden = np.tanh(x @ numbers["parameters/hidden1.weight"].T + numbers["parameters/hidden1.bias"])
-    scaled: np.ndarray[Any, np.dtype[np.float64]] = hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
-    return scaled
+    return hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
 
 
 def test_the_head_is_trained_on_the_hidden_layer_and_answers_without_the_other_run(

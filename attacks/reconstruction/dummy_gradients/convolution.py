@@ -82,8 +82,7 @@ def _back_by_phases(of_output: Tensor, weight: Tensor, windows: Windows) -> Tens
     images = output.new_empty(len(output), inputs, output.shape[4], step, output.shape[5], step)
     for i, j in itertools.product(range(step), repeat=2):  # faster than pixel_shuffle
         images[:, :, :, i, :, j] = output[:, :, i, j]
-    interleaved: Tensor = images.flatten(4, 5).flatten(2, 3)
-    return interleaved
+    return images.flatten(4, 5).flatten(2, 3)
 
 
 def _back(
@@ -93,10 +92,9 @@ def _back(
     windows = Windows(kernel, dilation, stride, (x.shape[2], x.shape[3]), groups)
     if _by_phases(of_output, windows):
         return _back_by_phases(of_output, weight, windows)
-    images: Tensor = torch.ops.aten.convolution_backward(
+    return torch.ops.aten.convolution_backward(
         of_output, x, weight, None, stride, (0, 0), dilation, False, (0, 0), groups, ONLY_INPUT
     )[0]
-    return images
 
 
 _LIBRARY = torch.library.Library("fedpriv", "FRAGMENT")
@@ -234,8 +232,7 @@ def _patches(x: Tensor, windows: Windows, buffer: Tensor) -> Tensor:
 
 def _channels_first(rows: Tensor, channels: int) -> Tensor:
     """(R, out, kernel * in) to (R, out, in * kernel), laid out anew."""
-    ordered: Tensor = rows.unflatten(2, (-1, channels)).transpose(2, 3).contiguous().flatten(2)
-    return ordered
+    return rows.unflatten(2, (-1, channels)).transpose(2, 3).contiguous().flatten(2)
 
 
 def _zeros_around(x: Tensor, sides: list[int]) -> Tensor:
@@ -322,8 +319,7 @@ def kernel_gradients(kept: Kept, errors: Tensor) -> Tensor:
     """Return each image's gradient of the kernel (R * groups, out / groups, in / groups * kernel)."""
     images = kept.images.to(errors.dtype)
     felt = errors.reshape(len(images), -1, math.prod(kept.windows.positions))
-    gradients: Tensor = _KernelGradients.apply(*kept.tokens, images, felt, kept.windows)
-    return gradients
+    return _KernelGradients.apply(*kept.tokens, images, felt, kept.windows)
 
 
 def _padded(layer: Any, x: Tensor) -> tuple[Tensor, Windows]:
@@ -344,8 +340,7 @@ class _Padding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sides: list[int]) -> Tensor:
         ctx.sides = sides
-        padded: Tensor = torch.ops.fedpriv.zeros_around(x, sides)
-        return padded
+        return torch.ops.fedpriv.zeros_around(x, sides)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -410,10 +405,9 @@ class _Back(torch.autograd.Function):
     def forward(ctx: Any, of_output: Tensor, x: Tensor, weight: Tensor, windows: Windows) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.windows = windows
-        back: Tensor = torch.ops.fedpriv.back(
+        return torch.ops.fedpriv.back(
             of_output, x, weight, windows.kernel, windows.dilation, windows.stride, windows.groups
         )
-        return back
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
@@ -430,8 +424,7 @@ class _KernelGradients(torch.autograd.Function):
     def forward(ctx: Any, of_kernels: Tensor, of_errors: Tensor, x: Tensor, errors: Tensor, windows: Windows) -> Tensor:
         ctx.save_for_backward(x, errors)
         ctx.windows = windows
-        rows: Tensor = torch.ops.fedpriv.kernel_gradients(x, errors, *windows[:3])
-        return rows
+        return torch.ops.fedpriv.kernel_gradients(x, errors, *windows[:3])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, Tensor, None]:

@@ -289,8 +289,7 @@ class DummyOuter(DummyFactor):
     def dot(self, targets: Targets, block: Block) -> Tensor:
         matrix = targets.matrix(block[0])
         products: Tensor = _Bilinear.apply(self._inputs.flatten(1, 2), self._errors.flatten(1, 2), matrix)
-        summed: Tensor = products.unflatten(1, self._inputs.shape[1:3]).sum(dim=2)
-        return summed
+        return products.unflatten(1, self._inputs.shape[1:3]).sum(dim=2)
 
     @override
     def rows(self) -> Tensor:
@@ -314,8 +313,7 @@ class _DummyLengths(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
-        of_vectors: Tensor = vectors * (2 * gradient)[:, :, None]
-        return of_vectors
+        return vectors * (2 * gradient)[:, :, None]
 
 
 class _Products(torch.autograd.Function):

@@ -235,8 +235,7 @@ class Network:
         of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
         if not self._is_unmappable:
             try:
-                gradients: Vector = vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
-                return gradients
+                return vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
             except Exception as error:
                 if is_lack_of_memory(error):
                     raise
@@ -263,8 +262,7 @@ class Network:
         return {name: torch.stack([one[name] for one in batches]) for name in batches[0]}
 
     def _gradient(self, parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
-        gradient: Vector = grad(self.loss)(parameters, images, labels)
-        return gradient
+        return grad(self.loss)(parameters, images, labels)
 
     def _gradient_of_one(self, parameters: Vector, image: Tensor, label: Tensor) -> Vector:
         return self._gradient(parameters, image[None], label[None])
@@ -344,8 +342,7 @@ def kink_inputs(network: Network, parameters: Vector, images: Tensor) -> list[Te
     """What the ReLUs get for images (R, C, H, W), tensors (R, ...) in the order of the calls; empty without ReLUs."""
     with torch.no_grad(), _Watched() as watched:
         network.logits(parameters, images)
-    inputs: list[Tensor] = watched.inputs
-    return inputs
+    return watched.inputs
 
 
 # Up to so many parameters the gradient of a single dummy batch is computed by ordinary autograd, without any batching.

@@ -173,8 +173,7 @@ def unmix(mixtures: Tensor, shape: tuple[int, int, int], *, noisy: bool) -> Tens
     starts = STARTS if len(mixtures) <= FEW else 1
     rotations = [_rotation(white, start) for start in range(starts)]
     sparsest = min(rotations, key=lambda rotation: float(_smooth_size(rotation @ white).mean()))
-    unmixing: Tensor = sparsest @ whitening
-    return unmixing
+    return sparsest @ whitening
 
 
 def _differences(images: Tensor, *, pooled: bool) -> Tensor:
@@ -213,8 +212,7 @@ def _rotation(white: Tensor, start: int) -> Tensor:
         rotation = turned
         if change < ICA_SETTLED:
             break
-    settled: Tensor = rotation
-    return settled
+    return rotation
 
 
 def _smooth_size(rows: Tensor) -> Tensor:
@@ -261,8 +259,7 @@ class Spectrum:
 
     def noise_of(self, vectors: Tensor) -> Tensor:
         """The deviation (n,) of the noise in ``left @ vector`` for vectors (n, B)."""
-        noise: Tensor = self.deviation * (vectors / self.values).norm(dim=1)
-        return noise
+        return self.deviation * (vectors / self.values).norm(dim=1)
 
 
 def noise_edge(rows: int, columns: int, deviation: float) -> float:
@@ -345,8 +342,7 @@ def denoised(spectrum: Spectrum, mixing: Tensor, prior: GaussianPrior) -> Tensor
     outside = 1 / (strengths.clamp(min=0)[:, None] + 1 / prior.rest)
     along = heard @ prior.basis
     shrunk = outside * heard + ((kept - outside) * along) @ prior.basis.mT
-    images: Tensor = prior.mean + turned @ shrunk
-    return images
+    return prior.mean + turned @ shrunk
 
 
 def faint_scaled(spectrum: Spectrum, mixing: Tensor, prior: Callable[[], GaussianPrior]) -> Tensor:
@@ -528,8 +524,7 @@ def scaled(spectrum: Spectrum, mixing: Tensor) -> Tensor | None:
 
 def images_of(spectrum: Spectrum, mixing: Tensor) -> Tensor:
     """The images (B, P) of a scaled mixing (B, B)."""
-    images: Tensor = torch.linalg.solve(mixing, spectrum.scaled)[:, :-1]
-    return images
+    return torch.linalg.solve(mixing, spectrum.scaled)[:, :-1]
 
 
 def settle_switches(spectrum: Spectrum, mixing: Tensor, layer: PublicLayer, *, switching: bool = True) -> Switched:
@@ -563,8 +558,7 @@ def _off(spectrum: Spectrum, mixing: Tensor, layer: PublicLayer, kept: float) ->
     """Which rows (B, rows) are zero in each example's errors, because it seems to switch the unit off."""
     depth = layer.outputs(images_of(spectrum, mixing)) / layer.weight.norm(dim=1).clamp(min=1e-30)
     wanted = kept * (depth <= 0).sum(dim=1, keepdim=True)
-    off: Tensor = depth.argsort(dim=1).argsort(dim=1) < wanted
-    return off
+    return depth.argsort(dim=1).argsort(dim=1) < wanted
 
 
 def _smallest(spectrum: Spectrum, mixing: Tensor, off: Tensor) -> Tensor:
@@ -576,8 +570,7 @@ def _smallest(spectrum: Spectrum, mixing: Tensor, off: Tensor) -> Tensor:
         typical = (sizes * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
         least = torch.maximum(typical * SHRINKING**weighting, spectrum.noise_of(vectors))[:, None]
         vectors = _weighted(spectrum, start, counted / (sizes.square() + least.square()).sqrt().clamp(min=1e-30))
-    turned: Tensor = vectors.mT
-    return turned
+    return vectors.mT
 
 
 def _fewest_rounds(spectrum: Spectrum, mixing: Tensor, rounds: int, turn: int) -> Tensor:
@@ -590,8 +583,7 @@ def _fewest_rounds(spectrum: Spectrum, mixing: Tensor, rounds: int, turn: int) -
         least = torch.maximum(least, spectrum.noise_of(vectors)[:, None])[:, :, None]
         weights = 1 / (sizes.square() + least.square()).sqrt().clamp(min=1e-30)
         vectors = _weighted(spectrum, start, weights.expand_as(parts).flatten(1))
-    turned: Tensor = vectors.mT
-    return turned
+    return vectors.mT
 
 
 def _weighted(spectrum: Spectrum, start: Tensor, weights: Tensor) -> Tensor:
@@ -600,8 +592,7 @@ def _weighted(spectrum: Spectrum, start: Tensor, weights: Tensor) -> Tensor:
     products = torch.stack([(spectrum.left * row[:, None]).mT @ spectrum.left for row in weights])
     traces = products.diagonal(dim1=1, dim2=2).sum(dim=1).clamp(min=1e-30)
     solved, _ = torch.linalg.solve_ex(products + traces[:, None, None] * ridge, start[:, :, None])
-    vectors: Tensor = solved[:, :, 0] / solved[:, :, 0].norm(dim=1, keepdim=True).clamp(min=1e-30)
-    return vectors
+    return solved[:, :, 0] / solved[:, :, 0].norm(dim=1, keepdim=True).clamp(min=1e-30)
 
 
 MOST_IMAGES = 128  # images that are told apart

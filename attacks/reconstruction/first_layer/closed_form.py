@@ -219,8 +219,7 @@ def _grid(evidence: Callable[[Tensor], Tensor], typical: float, bias_seen: float
         near = best * (1 + width * torch.linspace(-1, 1, NARROW, dtype=torch.float64))
         every.append(near)
         width /= NARROW / 4
-    distinct: Tensor = torch.cat(every).unique()
-    return distinct
+    return torch.cat(every).unique()
 
 
 def _widths(lengths: Tensor) -> Tensor:
@@ -235,8 +234,7 @@ def _widths(lengths: Tensor) -> Tensor:
 
 
 def _unit(vector: Tensor) -> Tensor:
-    unit: Tensor = vector / vector.norm().clamp(min=1e-30)
-    return unit
+    return vector / vector.norm().clamp(min=1e-30)
 
 
 FACTORS = 25  # factors of an image that are tried at once
@@ -680,8 +678,7 @@ class PixelFilter:
         return variances.clamp(min=1e-12).sqrt()
 
     def _solve(self, offset: Tensor) -> Tensor:
-        solved: Tensor = offset / self._diagonal - self._left @ (self._right @ offset)
-        return solved
+        return offset / self._diagonal - self._left @ (self._right @ offset)
 
 
 def _block_norms(images: Tensor, blocks: Tensor) -> Tensor:

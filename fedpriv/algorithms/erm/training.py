@@ -93,8 +93,7 @@ def bounded_features(inputs: Tensor, length: float) -> NDArray[np.float64]:
     flat = inputs.flatten(1).double().cpu()
     features = torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1).div_(length)
     # A hair below 1, so that rounding leaves none of them longer.
-    bounded: NDArray[np.float64] = (features / features.norm(dim=1, keepdim=True).mul_(1 + 1e-12).clamp_(min=1)).numpy()
-    return bounded
+    return (features / features.norm(dim=1, keepdim=True).mul_(1 + 1e-12).clamp_(min=1)).numpy()
 
 
 def trained_parameters(

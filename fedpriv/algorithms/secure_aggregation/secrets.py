@@ -42,8 +42,7 @@ def agreed(private: X25519PrivateKey, public: bytes, purpose: str) -> bytes:
 def mask(key: bytes, count: int) -> Words:
     """Return ``count`` words that look random to whoever does not have the key of 32 bytes; a key is used once."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    words: Words = np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4").astype(np.uint32, copy=False)
-    return words
+    return np.frombuffer(stream.update(bytes(4 * count)), dtype="<u4").astype(np.uint32, copy=False)
 
 
 def shares(secret: bytes, needed: int, count: int) -> list[bytes]:

@@ -180,8 +180,7 @@ _INDECISIVE = {
 
 def json_schema(kind: type[BaseModel] = Experiment) -> dict[str, Any]:
     """Return the JSON Schema of a kind of files, what installed packages add to experiments included."""
-    schema: dict[str, Any] = _in_terms_of_json(kind.model_json_schema())
-    return schema
+    return _in_terms_of_json(kind.model_json_schema())
 
 
 def _in_terms_of_json(node: Any) -> Any:

@@ -55,8 +55,7 @@ class FileKind(ABC):
     @classmethod
     def write_report(cls, folder: Path) -> Path:
         """Write ``report.html`` into the folder of a run and return its path."""
-        path: Path = resolve_name(cls.report)(folder)
-        return path
+        return resolve_name(cls.report)(folder)
 
 
 def kind_of_file(tree: Mapping[str, Any]) -> type[FileKind] | None:

@@ -305,8 +305,7 @@ class MechanismSettings(Settings):
     @classmethod
     def proof(cls) -> "type[Proof]":
         """The mechanism's proof; by default nothing is proven."""
-        kind: type[Proof] = resolve_name(cls.proven_by)
-        return kind
+        return resolve_name(cls.proven_by)
 
     @abstractmethod
     def mechanism(self, redistribution: "Redistribution | None" = None) -> "Mechanism":

@@ -77,8 +77,7 @@ def spread_noise(distribution: str, scale: float, shape: tuple[int, ...], genera
     normal = generator.standard_normal(shape)
     if distribution == "gaussian":
         return scale * normal
-    noise: Weights = generator.gamma(normal.size, scale) * normal / np.sqrt((normal**2).sum())
-    return noise
+    return generator.gamma(normal.size, scale) * normal / np.sqrt((normal**2).sum())
 
 
 def length_of_noise(distribution: str, scale: float, dimension: int, tail: float) -> float:

@@ -529,8 +529,7 @@ def _walk(lengths: Floats, cosines: Floats) -> Floats:
         squared = left**2 + right**2 + 2 * left * right * cosines[:, :pairs]
         lengths = np.concatenate([np.sqrt(np.maximum(squared, 0)), single], axis=1)
         cosines = cosines[:, pairs:]
-    summed: Floats = lengths.sum(axis=1)
-    return summed
+    return lengths.sum(axis=1)
 
 
 def made_outside(directions: Directions, basis: Basis, numbers: Tensor) -> Outside:
@@ -628,8 +627,7 @@ def normal_products(gram: Array, variance: float, sources: NDArray[np.int64], rn
     """Return inner products of N(e_i, variance) with all e_j, (draws, N), from their own (N, N) and each draw's i."""
     coordinates = _coordinates(gram)
     noise = rng.standard_normal((len(sources), coordinates.shape[1]))
-    products: Array = gram[sources] + np.sqrt(variance) * noise @ coordinates.T
-    return products
+    return gram[sources] + np.sqrt(variance) * noise @ coordinates.T
 
 
 def directional_products(
@@ -650,13 +648,11 @@ def directional_products(
     outside = dimension - coordinates.shape[1]
     squared = (across**2).sum(axis=1) + (rng.chisquare(outside, len(sources)) if outside > 0 else 0.0)
     sines = drawn.sine / np.sqrt(np.maximum(squared, np.finfo(float).tiny))
-    products: Array = length * (drawn.cosine[:, None] * mean + sines[:, None] * across) @ coordinates.T
-    return products
+    return length * (drawn.cosine[:, None] * mean + sines[:, None] * across) @ coordinates.T
 
 
 def _coordinates(gram: Array) -> Array:
     """Vectors (N, r) with these inner products."""
     values, vectors = np.linalg.eigh(gram)
     kept = values > _NEGLIGIBLE * max(float(values[-1]), 0.0)
-    coordinates: Array = vectors[:, kept] * np.sqrt(values[kept])
-    return coordinates
+    return vectors[:, kept] * np.sqrt(values[kept])

@@ -35,8 +35,7 @@ def quantised(values: Tensor, limit: float) -> Words:
     if not bool(values.isfinite().all()):
         raise ValueError("an upload with NaN or infinity in it cannot be masked")
     shares = (values.clamp(-limit, limit) / limit + 1) / 2
-    levels: Words = np.rint(shares.numpy() * LEVELS).astype(np.uint32)
-    return levels
+    return np.rint(shares.numpy() * LEVELS).astype(np.uint32)
 
 
 def restored(total: Words, clients: int, limit: float) -> Tensor:

@@ -99,8 +99,7 @@ def _load(peft: Any, adapted: nn.Module, tensors: dict[str, Tensor], folder: str
 
 
 def _adapters(peft: Any, adapted: nn.Module) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    return tensors
+    return peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
 
 
 def _statistics(adapted: nn.Module) -> dict[str, Tensor]:
@@ -181,8 +180,7 @@ class Adapted(nn.Module):
     @override
     def forward(self, tokens: Tensor) -> Tensor:
         """As the network."""
-        logits: Tensor = self.base_model.model(tokens)
-        return logits
+        return self.base_model.model(tokens)
 
 
 def with_lora(network: nn.Module, settings: "TextModelSettings", layers: Sequence[str], head: str) -> Adapted:

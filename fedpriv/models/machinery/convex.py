@@ -69,8 +69,7 @@ class Objective:
         shares = softmax(self.features @ weights.T)
         moved = self.features @ direction.T
         moved = shares * (moved - (shares * moved).sum(axis=1, keepdims=True))
-        curved: Array = moved.T @ self.features / len(self.labels) + self.regularisation * direction
-        return curved
+        return moved.T @ self.features / len(self.labels) + self.regularisation * direction
 
     @property
     def _rows(self) -> NDArray[np.int64]:
@@ -157,5 +156,4 @@ def softmax(logits: Array) -> Array:
     import numpy as np
 
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities: Array = shifted / shifted.sum(axis=1, keepdims=True)
-    return probabilities
+    return shifted / shifted.sum(axis=1, keepdims=True)

@@ -66,8 +66,7 @@ class _Attention(nn.Module):
         query, key = _turned(query), _turned(key)
         key, value = (part.repeat_interleave(self._serves, dim=1) for part in (key, value))
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        output: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
-        return output
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
 class _Gated(nn.Module):
@@ -78,8 +77,7 @@ class _Gated(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return output
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class _Layer(nn.Module):
@@ -93,8 +91,7 @@ class _Layer(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x))
-        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return output
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class _Body(nn.Module):
@@ -109,8 +106,7 @@ class _Body(nn.Module):
         x: Tensor = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x)
-        output: Tensor = self.norm(x)
-        return output
+        return self.norm(x)
 
 
 class Llama(nn.Module):
@@ -153,8 +149,7 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) to logits (B, T, V), or (B, K)."""
         x = self.model(tokens)
-        logits: Tensor = self.lm_head(x if self._is_next else last_tokens(x, tokens))
-        return logits
+        return self.lm_head(x if self._is_next else last_tokens(x, tokens))
 
 
 def _halves(weight: np.ndarray, sizes: _Sizes) -> np.ndarray:

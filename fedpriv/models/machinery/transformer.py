@@ -23,8 +23,7 @@ class EmbeddedTokens(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) to vectors (B, T, width)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
-        vectors: Tensor = self.tokens(tokens) + self.positions(positions)
-        return vectors
+        return self.tokens(tokens) + self.positions(positions)
 
 
 class Attention(nn.Module):
@@ -42,8 +41,7 @@ class Attention(nn.Module):
         layers = (self.query, self.key, self.value)
         query, key, value = (layer(x).unflatten(2, (self._heads, -1)).transpose(1, 2) for layer in layers)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self._causal)
-        output: Tensor = self.output(attended.transpose(1, 2).flatten(2))
-        return output
+        return self.output(attended.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -88,8 +86,7 @@ class Gpt(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        logits: Tensor = self.output(x if self._is_next else last_tokens(x, tokens))
-        return logits
+        return self.output(x if self._is_next else last_tokens(x, tokens))
 
 
 class Encoder(nn.Module):
@@ -113,5 +110,4 @@ class Encoder(nn.Module):
             x = block(x, seen[:, None, None])
         x = self.last_norm(x)
         weights = seen[:, :, None].to(x.dtype)
-        logits: Tensor = self.output((x * weights).sum(dim=1) / weights.sum(dim=1))
-        return logits
+        return self.output((x * weights).sum(dim=1) / weights.sum(dim=1))

@@ -31,8 +31,7 @@ def votes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def read(votes: Call, arguments: str) -> dict[str, Any]:
     code, out, err = votes(f"{arguments} --json")
     assert (code, err) == (0, "")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    return json.loads(out)
 
 
 def test_figures_of_given_noise(votes: Call) -> None:

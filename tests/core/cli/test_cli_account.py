@@ -59,8 +59,7 @@ def account(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def read(account: Call, *arguments: object) -> dict[str, Any]:
     code, out, err = account(*arguments, "--json")
     assert (code, err) == (0, "")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    return json.loads(out)
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------

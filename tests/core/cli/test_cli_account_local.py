@@ -31,8 +31,7 @@ def account(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def read(account: Call, arguments: str) -> dict[str, Any]:
     code, out, err = account(f"{arguments} --json")
     assert (code, err) == (0, "")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    return json.loads(out)
 
 
 def test_response(account: Call) -> None:

@@ -27,8 +27,7 @@ class _Network(nn.Module):
         self.hidden, self.last = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.last(torch.tanh(self.hidden(x.flatten(1))))
-        return logits
+        return self.last(torch.tanh(self.hidden(x.flatten(1))))
 
 
 class _Untrainable(_Network):

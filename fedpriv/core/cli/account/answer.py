@@ -227,8 +227,7 @@ def _parameter(options: AccountOptions) -> NoiseParameter:
     proof = MECHANISMS[options.mechanism].proof()
     if proof.parameter is None:
         raise InputError(f"nothing is proven about {options.mechanism}")
-    parameter: NoiseParameter = proof.parameter
-    return parameter
+    return proof.parameter
 
 
 def _sensitivity(options: AccountOptions) -> int:
