@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant(
         "a budget allows one participation too many",
         "fedpriv/core/budget.py",
-        "above = middle\n    return within\n",
-        "above = middle\n    return above\n",
+        "return bisect_right(range(1, planned), target, key=figure)\n",
+        "return bisect_right(range(1, planned), target, key=figure) + 1\n",
         "tests/core/test_budget.py",
     ),
     Mutant(
@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant(
         "limits of an audit at the wrong confidence",
         "attacks/epsilon.py",
-        "low = float(beta.ppf(1 - confidence, successes, trials - successes + 1)) if successes else 0.0",
-        "low = float(beta.ppf(confidence, successes, trials - successes + 1)) if successes else 0.0",
+        "return binomial_lower(successes, trials, 1 - confidence),",
+        "return binomial_lower(successes, trials, confidence),",
         "tests/attacks/membership tests/attacks/canaries",
     ),
     Mutant(

@@ -12,7 +12,7 @@ from tests.memory import watched_run
 def test_200_clients_a_round_inline(tmp_path: Path) -> None:
     usage = watched_run(
         experiment(
-            federation={"clients": 200, "rounds": 12},
+            federation={"clients": 200, "rounds": 9},
             training={"batch_size": 2},
             mechanism={"name": "gaussian", "sigma": 1.0},
         ),

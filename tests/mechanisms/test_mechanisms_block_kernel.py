@@ -185,7 +185,7 @@ def test_cosines_and_directions(kappa: float, length: int, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("case", "examples", "length"),
-    [("independent", 3, 4), ("duplicates", 4, 5), ("opposite", 4, 3), ("zeros", 4, 6), ("all-zero", 3, 3)],
+    [("independent", 3, 4), ("opposite", 4, 3), ("zeros", 4, 6)],
 )
 def test_agrees_with_adding_up(case: str, examples: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     count, kappa = 1000, 4.0

@@ -11,7 +11,6 @@ experiment, and so from the folder of its data: every run of these tests draws i
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -223,7 +222,7 @@ SAMPLED = {
         ONE_OF_FOUR,
         {"mechanism": {"name": "gaussian", "sigma": 0.7}, "training": fixed("balls-in-bins")},
         rounds=4,
-        runs=500,
+        runs=200,
         adversaries={"likelihood of the allocation": allocated},
     ),
     # The amounts of these two are found out by passes in test_privacy_mechanisms, at a tenth of the cost.
@@ -277,7 +276,7 @@ def test_a_quarter_of_the_noise_is_found_out(name: str) -> None:
 # 1.1 is printed, and the lower limit is 1.7. Half the noise of a pass is found out by test_privacy_mechanisms.
 @pytest.mark.slow
 def test_a_third_of_the_noise_of_balls_in_bins_is_found_out() -> None:
-    verdict = play_game(replace(SAMPLED["gaussian, balls-in-bins"], runs=200), noise=0.35)
+    verdict = play_game(SAMPLED["gaussian, balls-in-bins"], noise=0.35)
     assert verdict.violation, str(verdict)
 
 
