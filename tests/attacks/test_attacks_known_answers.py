@@ -87,7 +87,7 @@ def trained_on(
 
 
 def test_inverting_gradients_on_the_untrained_lenet(cifar: Dataset) -> None:
-    """The paper's mean of 18.0 +- 3.3 dB (Geiping et al. 2020, table 1). Measured: 18.6 dB, all labels; 19.3 after 800."""
+    """The paper has 18.0 +- 3.3 dB (Geiping et al. 2020, table 1). Measured: 18.6, 19.3 after 800; all labels."""
     model = network(cifar, "default")
     heard, truth = single(model, cifar, 6)
     found = run_attack(AttackJob("iga", heard, model, IgaSettings(iterations=500, restarts=1, tv=1e-4), 0))
