@@ -58,16 +58,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Each of the equal parts that the workers begin with has its share of the slow modules, and begins with it.
+    """Each of the equal parts that the workers begin with has its share of the slow modules, the longest ones first.
 
     Otherwise one worker is left with a test of a minute while the others have nothing to take over. A module stays
     together, since what its tests share is made anew where another module's test comes between them.
     """
-    modules = {item.path for item in items if item.get_closest_marker("slow")}
+    longest = list(dict.fromkeys(item.path for item in items if item.get_closest_marker("long")))
+    modules = {item.path for item in items if item.get_closest_marker("slow")}.difference(longest)
     slow = [item for item in items if item.path in modules]
-    fast = [item for item in items if item.path not in modules]
+    fast = [item for item in items if item.path not in modules.union(longest)]
     cut = [(place * len(slow) // workers, place * len(fast) // workers) for place in range(workers + 1)]
-    return [item for (a, b), (c, d) in pairwise(cut) for item in (*slow[a:c], *fast[b:d])]
+    first = [[item for item in items if item.path in longest[number::workers]] for number in range(workers)]
+    parts = zip(first, pairwise(cut), strict=True)
+    return [item for begun, ((a, b), (c, d)) in parts for item in (*begun, *slow[a:c], *fast[b:d])]
 
 
 class Deprecated(logging.Handler):

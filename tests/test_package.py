@@ -132,6 +132,7 @@ def users_modules(folder: Path) -> None:
         (folder / f"{room}.py").write_text("raise SystemExit('a module of the user was imported')\n")
 
 
+@pytest.mark.long
 def test_a_wheel_works_alone(alone: Path, tmp_path: Path) -> None:
     """In an environment of its own, without a clone and without any extra, next to modules of the same names."""
 

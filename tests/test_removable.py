@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.clone import copied
 from tests.rooms import CAPABILITIES
 
@@ -52,6 +54,7 @@ SMALL = (
 )
 
 
+@pytest.mark.long
 def test_everything_else_works_without_any_one_capability(tmp_path: Path) -> None:
     tree, linter = (
         copied(tmp_path / "tree", "tests/", "docs/", "studies/"),

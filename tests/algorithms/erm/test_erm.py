@@ -154,9 +154,9 @@ def test_noise_that_wins_is_named(tmp_path: Path) -> None:
         mechanism={"name": "output", "target_epsilon": 0.001, "distribution": "laplace"},
     )
     summary = start_run(settings, tmp_path / "run", "", Silent())
-    share = majority(build_world(settings))
-    assert (summary.test_accuracy or 0) < share + 0.2
-    place = "below" if (summary.test_accuracy or 0) < share else "above"
+    accuracy = summary.test_accuracy or 0.0
+    assert accuracy < 0.8  # 0.81 without noise; of 20,000 directions drawn at random one was above
+    place = "below" if accuracy < majority(build_world(settings)) else "above"
     assert any(text.startswith(f"That is {place} guessing the majority") for text in summary.verdict)
     assert any("noise that may be longer than any model" in text for text in summary.warnings)
 
