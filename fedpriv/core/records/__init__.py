@@ -42,21 +42,18 @@ from fedpriv.core.records.ledger import (
 )
 from fedpriv.core.records.reading import FileRecord, GrowingRecord, parse_json, read_file, read_text
 from fedpriv.core.records.rounds import (
-    COMPLETED,
     Asked,
     ClientAccuracy,
-    DataFacts,
     Deployed,
     Failure,
     Holders,
-    ModelFacts,
     Origin,
     Partition,
     ReleaseKind,
     RoundRecord,
-    Summary,
     last_evaluated,
 )
+from fedpriv.core.records.summary import COMPLETED, DataFacts, ModelFacts, Summary
 
 __all__ = [
     "COMPLETED",

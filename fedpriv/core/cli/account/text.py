@@ -1,4 +1,4 @@
-"""Ledger lines and comparisons for people and for programs."""
+"""Ledger lines and comparisons for people and for programs, and the plot of a comparison."""
 
 import io
 from collections.abc import Mapping, Sequence
