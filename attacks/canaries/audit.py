@@ -8,7 +8,6 @@ and knows who is in which batch unless the plan keeps that secret. A canary's sc
 it may be in, of their products with its gradient (Steinke, Nasr and Jagielski 2023, Section 6; Andrew et al. 2024).
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -24,7 +23,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CONFIDENCE, EpsilonBound, refuse_exceeded
-from fedpriv.core.files import writing
+from fedpriv.core.files import REPEAT, writing
 from fedpriv.core.finished import completed_summary, rebuilt_world
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Progress
@@ -129,7 +128,7 @@ def audit_canaries(folder: RunFolder, count: int, progress: Progress) -> CanaryA
         proven_epsilon=ledger.worst.epsilon,
         adjacency=ledger.worst.adjacency,
     )
-    with writing(shlex.join(["fedpriv", "audit", str(folder.path), "--canaries", str(count)])):
+    with writing(REPEAT):
         folder.write(found)
         folder.write_summary(summary.with_found({"canaries": found}))
     refuse_exceeded([found.figure])

@@ -1,7 +1,5 @@
 """Membership inference on the folder of an earlier run: who was in the training data, told from its models."""
 
-import shlex
-
 from fedpriv.attacks.epsilon import is_gaussian
 from fedpriv.attacks.membership.attacks import write_signals
 from fedpriv.attacks.membership.game import (
@@ -17,7 +15,7 @@ from fedpriv.attacks.references import build_pool
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded
-from fedpriv.core.files import writing
+from fedpriv.core.files import REPEAT, writing
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import RoundRecord
@@ -69,8 +67,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
         proven_epsilon=proven.epsilon if proven is not None and comparable else None,
         proven_adjacency=None if proven is None else proven.adjacency,
     )
-    again = ["fedpriv", "audit", str(folder.path), "--references", str(references), "--pairs", str(pairs)]
-    with writing(shlex.join(again)):
+    with writing(REPEAT):
         (folder.path / "membership").mkdir(exist_ok=True)
         write_signals(folder.path / "membership" / "signals.npz", signals)
         folder.write(membership)

@@ -212,6 +212,9 @@ def stopped(error: OSError, command: str) -> RunFailedError:
     return RunFailedError(f"{_told(error)}; go on with: {command}" if command else _told(error))
 
 
+REPEAT = "the same command"  # it goes on where nothing is kept of what was not finished
+
+
 @contextmanager
 def writing(command: str) -> Iterator[None]:
     """Turn whatever cannot be written in this block into one line that ends with ``command``, which goes on."""

@@ -4,6 +4,7 @@ import os
 import shlex
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,7 +84,7 @@ def sweep(
         return
     check_resources(asked)
     folder = SweepFolder.prepare(out_dir or Path("sweeps") / asked.name, asked)
-    folder.write_command(_command(file, scale, out_dir))
+    folder.write_command(_command(file, scale, out_dir, inline, reports))
     with nullcontext(SweepProgress()) if silent else SweepDisplay(err, folder, len(asked.trials)) as progress:
         records = run_sweep(asked, folder, progress, retry)
     with writing(shlex.join(["fedpriv", "report", str(folder.path)])):
@@ -201,10 +202,11 @@ def _estimate(sweep: Any, as_json: bool) -> None:
     print_sentences(cost_sentences(kinds, untimed(sweep), os.cpu_count() or 1))
 
 
-def _command(file: Path, scale: str, out_dir: Path | None) -> str:
+def _command(file: Path, scale: str, out_dir: Path | None, inline: bool, reports: bool) -> str:
     """What repeats the sweep, or goes on with it."""
     scales, places = ["--scale", scale] if scale else [], ["--out", str(out_dir)] if out_dir else []
-    return shlex.join(["fedpriv", "sweep", str(file), *scales, *places])
+    flags = compress(("--inline", "--reports"), (inline, reports))
+    return shlex.join(["fedpriv", "sweep", str(file), *scales, *places, *flags])
 
 
 def _title(folders: list[Path]) -> str:

@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_nothing_that_disagrees(
     for name in ("write_bytes", "write_jsonl", "write_json"):
         with monkeypatch.context() as patch:
             patch.setattr(RunFolder, name, full)
-            with pytest.raises(RunFailedError, match=r"No space left.*go on with: fedpriv certify"):
+            with pytest.raises(RunFailedError, match=r"No space left.*go on with: the same command"):
                 certify_run(folder, FEW.model_copy(update={"examples": 9}), 0.2, Silent())
         assert folder.read(Robustness) is None and read_certificates(folder) == ()
         again = certify_run(folder, FEW, None, Silent())

@@ -519,6 +519,7 @@ def test_a_tracker_names_trials_after_their_sweep(
     monkeypatch.setattr("fedpriv.core.trackers._TRACKERS", {"csv": lambda tracked: names.append(tracked.name)})
     write(tmp_path, base=SMALL | {"report": {"trackers": ["csv"]}}, seeds=[1], resources={"cpus": 1})
     assert fedpriv("sweep", "sweep.toml", "--inline", "--out", "noise")[0] == 0
+    assert (tmp_path / "noise" / "command.txt").read_text() == "fedpriv sweep sweep.toml --out noise --inline\n"
     assert names == ["noise-0001", "noise-0002", "noise-0003"]
 
 
