@@ -37,6 +37,7 @@ from fedpriv.core.world import trained_parameters
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
+from fedpriv.models.machinery.weights import unwrapped
 
 Arrays = Mapping[str, Any] | Iterable[Any]
 """Tensors or numpy arrays: by name, or in the order of the model's parameters (or of its ``state_dict``)."""
@@ -67,6 +68,7 @@ def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
 def _by_name(given: Mapping[str, Any], model: nn.Module, what: str) -> Mapping[str, Any]:
     parameters = trained_parameters(model)
     known = {*dict(model.named_parameters()), *dict(model.named_buffers())}
+    given = unwrapped(given, parameters)
     if unknown := [name for name in given if name not in known]:
         close = suggestion(unknown[0], tuple(parameters))
         raise InputError(f"{what}: the model has no layer with {unknown[0]!r}{close}")

@@ -14,7 +14,7 @@ from fedpriv.core.registry import MODELS, suggestion
 from fedpriv.core.settings import Table, absent
 from fedpriv.models.machinery.library import MOST_SUGGESTED, LibraryModelSettings
 from fedpriv.models.machinery.settings import SequenceShape, Shape
-from fedpriv.models.machinery.weights import another_network, read_weights, weight_files
+from fedpriv.models.machinery.weights import another_network, read_weights, unwrapped, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,7 +97,9 @@ class TransformersSettings(LibraryModelSettings):
                 return kind.from_config(config, dtype=torch.float32, trust_remote_code=False, **self.keywords)
             network, told = type(outline).from_pretrained(
                 str(self.weights) if self.weights.is_dir() else None,
-                state_dict=None if self.weights.is_dir() else read_weights(self.weights),
+                state_dict=None
+                if self.weights.is_dir()
+                else unwrapped(read_weights(self.weights), outline.state_dict()),
                 config=config,
                 dtype=torch.float32,
                 local_files_only=True,

@@ -61,6 +61,7 @@ def forms(model: nn.Module) -> dict[str, Any]:
     return {
         "names": named,
         "names and buffers": full,
+        "names of DistributedDataParallel": {f"module.{name}": value for name, value in full.items()},
         "parameters' gradients": [value.grad for value in model.parameters()],
         "trained parameters' gradients": list(dense.values()),
         "a tuple": tuple(dense.values()),

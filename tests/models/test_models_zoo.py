@@ -155,7 +155,7 @@ def test_pretrained_weights_are_taken_over(classes: int, kind: str, tmp_path: Pa
     path = tmp_path / ("weights.safetensors" if kind in ("safetensors", "folder") else "weights.pt")
     if path.suffix == ".pt":
         torch.save(
-            {"state_dict": {f"module.{name}": value for name, value in theirs.items()}}
+            {"state_dict": {f"net._orig_mod.{name}": value for name, value in theirs.items()}}
             if kind == "checkpoint"
             else theirs,
             path,

@@ -146,10 +146,11 @@ class OpenModelSettings(ModelSettings):
 
     def load(self, network: Any, classes: int) -> None:
         """Begin with the pretrained weights."""
-        from fedpriv.models.machinery.weights import fill, read_weights
+        from fedpriv.models.machinery.weights import fill, read_weights, unwrapped
 
         if self.pretrained is not None:
-            fill(network, self.converted(network, read_weights(Path(self.pretrained))), classes, self.pretrained)
+            tensors = unwrapped(read_weights(Path(self.pretrained)), network.state_dict())
+            fill(network, self.converted(network, tensors), classes, self.pretrained)
 
     def converted(self, network: Any, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
         """Return the tensors of a file for this network, as its library makes them fit."""

@@ -1,8 +1,8 @@
 """Pretrained weights of a local file or folder: safetensors, or numbers that torch has saved; never a pickle."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fedpriv.core.errors import InputError
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # in a folder the first kind that is there is read
 _HELD_IN = ("state_dict", "model")  # names under which programs that train save a network
 _KEY = "model.pretrained"
+T = TypeVar("T")
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
@@ -49,6 +50,18 @@ def _read(path: Path) -> "dict[str, Tensor]":
     if not found:
         raise InputError(key=_KEY, given=path, allowed="holds no tensors by name")
     return found
+
+
+def unwrapped(given: "Mapping[str, T]", own: "Collection[str]") -> "dict[str, T]":
+    """Name tensors as a network does, where what held it when they were stored put more in front of all its names.
+
+    Such as ``model.`` of Lightning's modules, ``module.`` of DistributedDataParallel, ``_orig_mod.`` of torch.compile.
+    """
+    first = next(iter(own))
+    fronts = (name.removesuffix(first) for name in given if name.endswith(f".{first}"))
+    whole = (front for front in fronts if all(name.startswith(front) for name in given))
+    front = next((front for front in whole if all(f"{front}{name}" in given for name in own)), "")
+    return {name.removeprefix(front): value for name, value in given.items()}
 
 
 def fill(network: "nn.Module", tensors: "Mapping[str, Tensor]", classes: int, path: str) -> None:
