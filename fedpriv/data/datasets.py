@@ -196,16 +196,17 @@ def place_of(config: DataConfig) -> Place:
         key: getattr(config, key)
         for key in ("path", "download", "memory", "table", "text", "key", "owner", "label", "size", "test_share")
     }
-    return Place(root=_root(config.root), **given)
+    return Place(root=data_folder(config.root), **given)
 
 
 def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
-    """Say which of the named data sets lie in ``root`` (empty: $FEDPRIV_DATA, else ./data), without any download."""
-    place = Place("", _root(root), False, DataConfig().memory)
+    """Say which of the named data sets lie in :func:`data_folder`, without any download."""
+    place = Place("", data_folder(root), False, DataConfig().memory)
     return tuple(status for source in DATASETS.values() if (status := source.status(place)) is not None)
 
 
-def _root(root: str) -> Path:
+def data_folder(root: str) -> Path:
+    """Return where named data sets lie: ``root``, or $FEDPRIV_DATA, or ./data."""
     return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 

@@ -60,19 +60,20 @@ def data(
 
 
 def _list(root: str, as_json: bool) -> None:
-    from fedpriv.data.datasets import list_datasets
+    from fedpriv.data.datasets import data_folder, list_datasets
 
     statuses = list_datasets(root)
     if as_json:
         print_json([vars(status) for status in statuses])
         return
+    folder = str(data_folder(root))
     table = Table(box=None, pad_edge=False)
     for heading in ("data set", "here", "examples", "where", "note"):
         table.add_column(heading, overflow="fold")
     for status in statuses:
-        table.add_row(
-            status.name, "yes" if status.available else "no", str(status.examples or ""), status.where, status.note
-        )
+        where, note = status.where.replace(f"{folder}/", ""), status.note.replace(f" in {folder}", "")
+        table.add_row(status.name, "yes" if status.available else "no", str(status.examples or ""), where, note)
+    print_line(f"In {folder}:")
     out.print(table)
 
 
