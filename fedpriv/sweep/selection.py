@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from fedpriv.accounting import Release
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.accounting import ORDERS, Release
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.selection import Selection, selections
 from fedpriv.core.errors import InputError
@@ -52,35 +56,77 @@ def chosen_trial(records: Sequence[TrialRecord]) -> ChosenTrial:
     done = [record for record in records if not record.failed and record.accuracy is not None]
     if not done:
         raise InputError("--private-selection: no trial has an accuracy to be chosen for")
-    releases = [_release(record) for record in done]
-    kinds = {(each.delta, each.adjacency, each.unit) for each in releases}
+    trials = [*done, *(record for record in records if record not in done and _has_begun(record))]
+    runs = [_TrialRun.of(record) for record in trials]
+    kinds = {run.kind for run in runs}
     if len(kinds) > 1:
-        told = " and ".join(sorted(f"delta = {delta:g}, {adjacency}, {unit}" for delta, adjacency, unit in kinds))
+        told = " and ".join(sorted(map(_worded, kinds)))
         raise InputError(f"--private-selection: trials prove statements of different kinds ({told}); allowed: of one")
-    curves = [_proof(release).run_rdp() for release in releases]
-    known = [curve for curve in curves if curve is not None]
-    if len(known) < len(curves):
-        odd = done[[curve is None for curve in curves].index(True)]
-        names = ", ".join(n for n, k in MECHANISMS.items() if k.proof().run_rdp is not Proof.run_rdp)
-        raise InputError(
-            f"--private-selection: no Renyi privacy of trial {odd.trial} (mechanism {odd.mechanism}) is known; "
-            f"allowed: {names}"
-        )
-    best = max(done, key=lambda record: record.accuracy or 0.0)
-    delta = float(releases[0].delta)
-    return ChosenTrial(best.trial, best.epsilon or 0.0, delta, best.adjacency or "", selections(known, delta))
+    best, (delta, *_, bounds) = max(done, key=lambda record: record.accuracy or 0.0), runs[0].kind
+    found = selections([run.rdp() for run in runs], delta)
+    return ChosenTrial(
+        best.trial,
+        best.epsilon or 0.0,
+        delta,
+        best.adjacency or "",
+        tuple(replace(each, epsilon=each.epsilon + bounds) for each in found),
+    )
 
 
-def _proof(release: Release) -> Proof:
-    return MECHANISMS[release.mechanism].proof()(release)
+def _worded(kind: tuple[float, str, str, float]) -> str:
+    delta, adjacency, unit, bounds = kind
+    return f"delta = {delta:g}, {adjacency}, {unit}" + (f", bounds_epsilon = {bounds:g}" if bounds else "")
 
 
-def _release(record: TrialRecord) -> Release:
-    """What the worst client of a trial has released."""
-    folder = RunFolder.open(Path(record.folder))
-    experiment, line, tensors = folder.experiment(), folder.final_ledger().worst, folder.final_summary().model.tensors
-    if line.epsilon is None or line.noise is None or tensors is None or line.examples is None:
-        raise InputError(f"--private-selection: nothing is proven of trial {record.trial} ({record.folder})")
-    plan = draft_plan(experiment, line.client, line.examples, tensors)
-    config = experiment.mechanism.with_noise(line.noise)
-    return replace(replace(plan, config=config).accounted(()), participations=line.participations)
+def _has_begun(record: TrialRecord) -> bool:
+    """Whether a trial that failed, or has no accuracy, released anything."""
+    return bool(RunFolder(Path(record.folder)).asked())
+
+
+@dataclass(frozen=True)
+class _TrialRun:
+    """What the clients of a trial have released."""
+
+    trial: int
+    releases: tuple[Release, ...]  # one of each kind of client
+    bounds: float  # epsilon of the bounds of a table's columns, which were estimated once, before all trials
+
+    @classmethod
+    def of(cls, record: TrialRecord) -> Self:
+        """Read it from the trial's folder."""
+        folder = RunFolder.open(Path(record.folder))
+        if folder.ledger() is None or folder.summary() is None:
+            raise InputError(
+                f"--private-selection: trial {record.trial} failed once it had begun, and what it released counts, "
+                f"too: run it again, or name folders without {record.folder}"
+            )
+        experiment, ledger, tensors = folder.experiment(), folder.final_ledger(), folder.final_summary().model.tensors
+        releases = {}
+        for line in ledger.clients:
+            if line.epsilon is None or line.noise is None or tensors is None or line.examples is None:
+                raise InputError(f"--private-selection: nothing is proven of trial {record.trial} ({record.folder})")
+            plan = draft_plan(experiment, line.client, line.examples, tensors)
+            noisy = replace(plan, config=experiment.mechanism.with_noise(line.noise))
+            releases[replace(noisy.accounted(()), participations=line.participations)] = None
+        return cls(record.trial, tuple(releases), experiment.data.bounds_epsilon)
+
+    @property
+    def kind(self) -> tuple[float, str, str, float]:
+        """What the statements of trials must have in common."""
+        release = self.releases[0]
+        return float(release.delta), release.adjacency, release.unit, self.bounds
+
+    def rdp(self) -> NDArray[np.float64]:
+        """Renyi privacy at ORDERS of any client: which of them has the most depends on the order."""
+        curves = [self._rdp(release) for release in self.releases if release.participations]
+        return np.max([np.zeros_like(ORDERS), *curves], axis=0)
+
+    def _rdp(self, release: Release) -> NDArray[np.float64]:
+        curve = MECHANISMS[release.mechanism].proof()(release).run_rdp()
+        if curve is None:
+            names = ", ".join(n for n, k in MECHANISMS.items() if k.proof().run_rdp is not Proof.run_rdp)
+            raise InputError(
+                f"--private-selection: no Renyi privacy of trial {self.trial} (mechanism {release.mechanism}) is "
+                f"known; allowed: {names}"
+            )
+        return curve

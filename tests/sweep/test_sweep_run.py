@@ -21,18 +21,22 @@ from rich.console import Console
 import fedpriv.sweep.comparison as comparison
 import fedpriv.sweep.run as lab
 from benchmarks.comparison import synthetic_records as synthetic
+from fedpriv.accounting import ORDERS, rdp_to_epsilon, vmf_rdp
 from fedpriv.clients import answering
 from fedpriv.core.cli import main
 from fedpriv.core.config import Experiment
+from fedpriv.core.config.data import DataConfig
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.engines.tasks import _ended_at_once
+from fedpriv.sweep.comparison import read_folders
 from fedpriv.sweep.display import SweepDisplay, result_table
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.report import write_sweep_report
 from fedpriv.sweep.run import TrialTask, run_sweep, run_trial
+from fedpriv.sweep.selection import chosen_trial
 from fedpriv.sweep.settings import Sweep
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
 
@@ -523,7 +527,35 @@ def test_a_tracker_names_trials_after_their_sweep(
     assert names == ["noise-0001", "noise-0002", "noise-0003"]
 
 
-def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
+def check_what_a_choice_counts(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client of every trial, failed ones included, and the estimate of a table's bounds: by closed forms."""
+    records = read_folders(folders)
+    path = folders[0] / "ledger.json"
+    whole = path.read_text()
+    tree = json.loads(whole)
+    (line,) = tree["clients"]
+    # The second client has the smaller epsilon and, at small orders, the larger divergence.
+    other = line | {"client": 1, "count": 1, "members": "1", "noise": 0.3, "epsilon": line["epsilon"] / 2}
+    tree["clients"] = [line | {"count": 1, "members": "0"}, other]
+    path.write_text(json.dumps(tree))
+    gaussian = 2 * line["participations"] * ORDERS / 0.3**2
+    vmf = json.loads((folders[1] / "ledger.json").read_text())["worst"]
+    sizes = (64 * 12, 12, 12 * 10, 10)
+    directional = vmf["participations"] * sum(vmf_rdp(ORDERS, size, 5.0) for size in sizes)
+    expected = rdp_to_epsilon(ORDERS, gaussian + directional, 1e-5)
+    assert chosen_trial(records).selections[0].epsilon == pytest.approx(expected, rel=1e-9)
+    failed = [records[0].model_copy(update={"status": "failed", "accuracy": None}), records[1]]
+    assert chosen_trial(failed).selections[0].epsilon == pytest.approx(expected, rel=1e-9)
+    with monkeypatch.context() as patched:
+        patched.setattr(DataConfig, "bounds_epsilon", 1.5)
+        assert chosen_trial(records).selections[0].epsilon == pytest.approx(expected + 1.5, rel=1e-9)
+    path.unlink()
+    with pytest.raises(InputError, match="trial 1 failed once it had begun, and what it released counts, too"):
+        chosen_trial(failed)
+    path.write_text(whole)
+
+
+def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, base=SMALL | {"report": {"trackers": ["csv"]}}, seeds=[1], resources={"cpus": 1})
     code, out, shown = fedpriv("sweep", "sweep.toml", "--inline")
     assert "test_accuracy," in (tmp_path / "sweeps" / "small" / "trials" / "0002" / "metrics.csv").read_text()
@@ -541,6 +573,7 @@ def test_sweeps_as_a_user_meets_them(tmp_path: Path, fedpriv: Fedpriv) -> None:
     assert code == 0
     assert min(each["epsilon"] for each in found["selections"]) > found["own_epsilon"] > 0
     assert "Epsilon of the chosen trial" in fedpriv("compare", *noisy, "--private-selection")[1]
+    check_what_a_choice_counts([tmp_path / each for each in noisy], monkeypatch)
     (tmp_path / "sweeps" / "small" / "trials" / "0002" / "record.json").unlink()
     assert fedpriv("report", "sweeps/small")[0] == 0
     assert "2 of 3 trials finished" in (tmp_path / "sweeps" / "small" / "report.html").read_text()
