@@ -246,6 +246,8 @@ def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Datas
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
     images = x_train, y_train, x_test, y_test
     facts = {key: getattr(arrays, key) for key in ("columns", "notes", "warnings", "text", "keys")}
+    if source.read_off and not arrays.columns and arrays.text is None:
+        facts["notes"] += (source.read_off,)
     owners = arrays.keys.train if place.owner and place.owner == place.key and arrays.keys else arrays.owners
     return Dataset(name, *images, names, mean, std, said, **facts, owners=owners)
 

@@ -28,6 +28,7 @@ class OwnFile(Source):
     """The file or folder that ``data.path`` names."""
 
     needs_path = True
+    read_off = "The classes, and the size and colours of pictures, were read off the files, and are taken as public."
 
     @classmethod
     @override

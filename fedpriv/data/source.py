@@ -106,6 +106,7 @@ class Source(ABC):
     # of the keys `key`, `owner`, `label`, `size`, `test_share`, `text` and `table` those with a meaning
     reads: ClassVar[tuple[str, ...]] = ()
     key_hint: ClassVar[str] = ""  # where it may say whose an example is
+    read_off: ClassVar[str] = ""  # what of pictures is taken as public though nobody has told it
 
     @classmethod
     @abstractmethod

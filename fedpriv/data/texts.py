@@ -225,6 +225,8 @@ def check_splits(path: Path, rows: Sequence[Row]) -> None:
             raise InputError(where=f"{path}, row {number}", key="split", given=row.split, allowed=f"allowed: {allowed}")
 
 
+LABELS = "The names of the labels were read off the texts, and are taken as public."
+
 PUBLIC_SEED = 0  # the choice of test sequences is part of the data set, the same for every experiment
 # A text becomes numbers of 64 bits, a token and its target, and is held as an object of Python's meanwhile.
 _MADE_OF_A_BYTE = 24

@@ -325,6 +325,8 @@ def _notes(bench: _Bench, noise: VoteNoise) -> Iterator[str]:
         yield "The server sees every vote, and so does anyone who listens to it."
     if icl.mode == "generate":
         yield "Labels and how many examples each has are public; a line is a label, whose examples are its own."
+    else:
+        yield "Which labels there are, and how many examples, counts as public."
     if bench.settings.noise == "reproducible":
         yield "noise = 'reproducible': anyone who knows the seed can subtract the noise."
 

@@ -144,7 +144,9 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     note = _about_noise(policy, scale, world.experiment)
     if note == REPRODUCIBLE:
         progress.warn(note)
-    guarantee = replace(guarantee, notes=(*guarantee.notes, note)) if note else guarantee
+    # Of the run's own network they are in its ledger.
+    told = () if policy.source == "network" else tuple(each.removesuffix(".") for each in world.dataset.notes)
+    guarantee = replace(guarantee, notes=(*guarantee.notes, *((note,) if note else ()), *told))
     whole = with_earlier(guarantee, policy, world, made.facts)
     learnt = None if made.head is None else made.head.learnt
     secret = _secret(place, world.experiment, config, "" if learnt is None else learnt.facts.digest)

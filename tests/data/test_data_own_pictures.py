@@ -377,6 +377,7 @@ def test_texts_of_the_hub(tmp_path: Path, task: str) -> None:
     dataset = loaded("hub", tmp_path / "train.parquet", text=text)
     assert dataset.is_next == (task == "next")
     assert task == "next" or dataset.class_names == ("good", "bad")
+    assert dataset.notes == ()  # the schema names the labels
     assert dataset.text is not None
     assert dataset.text.tokenizer.decode(dataset.x_test[0].flatten().tolist()) == "text 7"
     assert task == "next" or dataset.y_test.tolist() == [1, 0, 1]
@@ -392,8 +393,10 @@ def test_labels_that_are_numbers_have_their_order(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("t,y\n" + "".join(f"a,{number}\n" for number in numbers))
     np.savez(tmp_path / "a.npz", x_train=pixels(24, 4, 4), y_train=numbers, x_test=pixels(24, 4, 4), y_test=numbers)
     assert loaded("npz", tmp_path / "a.npz").class_names == tuple(map(str, range(12)))
+    assert "The classes" in loaded("npz", tmp_path / "a.npz").notes[0]  # are taken as public
     for name, file in (("hub", "texts.parquet"), ("text", "texts.csv")):
-        assert loaded(name, tmp_path / file, text=text).class_names == tuple(map(str, range(12)))
+        read = loaded(name, tmp_path / file, text=text)
+        assert read.class_names == tuple(map(str, range(12))) and "The names of the labels" in read.notes[0]
 
 
 @pytest.mark.parametrize("images_", ["uint8", "uint16", "float32", "float64", "bool", "int64", "channels first"])

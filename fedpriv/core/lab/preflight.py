@@ -121,7 +121,7 @@ def _about_simulations(
 def _read_off(world: World) -> list[str]:
     """Properties of the data that are probably not meant, or taken as public without having been declared so."""
     dataset = world.dataset
-    lines = (*dataset.warnings, *(dataset.notes if world.experiment.mechanism.protects else ()))
+    lines = (*dataset.warnings, *(dataset.notes if world.experiment.draws_noise else ()))
     return [f"data: {line[0].lower()}{line[1:]}" for line in lines]
 
 

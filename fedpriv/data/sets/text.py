@@ -11,6 +11,7 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
 from fedpriv.data.texts import (
+    LABELS,
     Corpus,
     TextColumns,
     arrays_of,
@@ -20,8 +21,6 @@ from fedpriv.data.texts import (
     split_by_column,
     split_by_key,
 )
-
-_LABELS = "The names of the labels were read off the texts, and are taken as public."
 
 
 @DATASETS.register
@@ -52,7 +51,7 @@ class OwnTexts(Corpus):
         labels = {label: label for label in words}
         part = split_by_column(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
         made = arrays_of(part, labels, config, place.root, place.path)
-        return (replace(made, notes=(*made.notes, _LABELS)) if labels else made), place.path
+        return (replace(made, notes=(*made.notes, LABELS)) if labels else made), place.path
 
     @classmethod
     @override

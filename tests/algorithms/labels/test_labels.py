@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch.nn import functional
 
 from fedpriv.accounting.response import Response
+from fedpriv.algorithms.labels.client import label_claim
 from fedpriv.algorithms.labels.records import LabelsTold, read_survey
 from fedpriv.algorithms.labels.report import LabelsFinding
 from fedpriv.algorithms.labels.server import survey_of
@@ -21,6 +23,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
 from fedpriv.core.lab import attack_run, resume_run, start_run
+from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.victims import targets, truth
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Silent
@@ -61,6 +64,14 @@ def test_labels_are_changed_once_by_each_clients_own_stream(finished: Path) -> N
     assert 0.1 < kept < 0.4  # 0.23 of 1,437; 0.1 and 0.4 are 11 standard deviations off
     _, first = world.examples(0, np.arange(5))
     assert torch.equal(first, world.dataset.y_train[torch.from_numpy(world.partitions[0][:5])])
+
+
+def test_the_claim_says_what_was_read_off_the_data() -> None:
+    """Classes that are read off the labels are no secret that the claim about labels covers."""
+    world = build_world(labelled())
+    read_off = replace(world, dataset=replace(world.dataset, notes=("The classes were read off.",)))
+    assert label_claim(read_off).notes[-1] == "The classes were read off." != label_claim(world).notes[-1]
+    assert "data: the classes were read off." in warnings_for(read_off)
 
 
 def test_without_the_key_nothing_is_another() -> None:

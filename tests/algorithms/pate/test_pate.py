@@ -18,6 +18,7 @@ from fedpriv.accounting import gaussian_epsilon
 from fedpriv.accounting.aggregators import ConfidentMax
 from fedpriv.algorithms.pate import server as server_module
 from fedpriv.algorithms.pate.client import asked_about, teachers_votes
+from fedpriv.algorithms.pate.ledger import votes_ledger
 from fedpriv.algorithms.pate.records import Knowledge, kept_poll, read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, questions, teachers
@@ -241,6 +242,8 @@ def test_masked_votes_leave_the_sum_of_noisy_counts_to_the_last_bit(tmp_path: Pa
     epsilon = folder.final_ledger().worst.epsilon
     assert epsilon == pytest.approx(gaussian_epsilon(1e-5, np.sqrt(2 * 12) / sigma))
     assert any("rounded" in note for note in folder.final_ledger().worst.notes)
+    read_off = replace(world, dataset=replace(world.dataset, notes=("The classes were read off.",)))
+    assert votes_ledger(read_off, folder).worst.notes[-1] == "The classes were read off."
     assert (knowledge.asked, knowledge.answered) == (12, 12)
 
 

@@ -93,6 +93,7 @@ def test_a_run_speaks_of_rows_and_accounts_for_bounds(tmp_path: Path) -> None:
     answers = [served(tmp_path / name, method="label", noise=1.0, answers=3).guarantee for name in ("run", "bare")]
     assert answers[0].epsilon == pytest.approx((answers[1].epsilon or 0.0) + 0.5)
     assert "bounds of the table's columns" in answers[0].theorem["epsilon"] and "0.5" in answers[0].notes[-1]
+    assert any(note.startswith("The values of city, income were read off") for note in answers[1].notes)
     exact = Exact().guarantee(Facts(2), 1, 0.0, RunFolder.open(tmp_path / "run").final_ledger())
     assert with_earlier(exact, Exact(), build_world(plain), Facts(2)) == exact
 
