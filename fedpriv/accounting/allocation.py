@@ -24,25 +24,27 @@ from typing_extensions import override
 from fedpriv.accounting.numerical import powered
 from fedpriv.accounting.pairs import Pair, interpolated
 from fedpriv.accounting.references import CeilingReference
+from fedpriv.accounting.renyi import ORDERS
 
 Array = NDArray[np.float64]
 
 _OUTSIDE = 1e-15  # the probability of a sum outside of the Fourier transform
-_ROUNDING = 2e-16  # of a sum's probability; more than what tests find
+_ROUNDING, _STEP_ROUNDING = 4e-14, 5e-16  # of a sum's probability; up to 3e-16 a step was seen where delta is 0
 _SMALL = 1e-10  # a delta at which losses may count as infinite
 _RARE, _MOST_RARE = 1e-3, 4  # of a pass has a rare ratio in other steps, more than four with less than 1e-17
 _ORDERS, _SMALLEST = 120, 1e-300
 _CELL = 0.1  # in standard deviations of a step's ratio, of whose variance it adds 0.2 %
 _FINE_CELL = 0.005  # where one sum serves all epsilons, and small ratios matter
 _FINE, _COARSE = (2**16, 40), (2**13, 25)  # cells of a sum, and a third of the epsilons of a table
-_LEAST_SPREAD, _LARGEST_SPREAD = 1e-4, 6.0  # of a step's loss
+_LEAST_SPREAD, _LARGEST_SPREAD, _LARGEST_DIVERGENCE = 1e-4, 6.0, 19.0  # of a step's loss; normal: 6^2 / 2
 _SEARCHED, _MARGIN = 16, 1.25  # of the largest loss, which grids round up
 _NEAR = 4.0  # spreads, up to which epsilons of a table are close to each other
 
 
 def amplifies(reference: CeilingReference) -> bool:
     """Whether the noise of a step is neither so small that no pass hides it, nor so large that a pass costs nothing."""
-    return _LEAST_SPREAD <= reference.batch_spread <= _LARGEST_SPREAD
+    divergence = float(reference.rdp(ORDERS[:1])[0])
+    return _LEAST_SPREAD <= reference.batch_spread <= _LARGEST_SPREAD and divergence <= _LARGEST_DIVERGENCE
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class AllocationPair(Pair):
         return _COARSE if self.coarse else _FINE
 
     @property
+    def _rounding(self) -> float:
+        """What the probabilities of sums of steps are off by at most."""
+        return 6 * _OUTSIDE + _ROUNDING + _STEP_ROUNDING * self.slots
+
+    @property
     def _distance(self) -> float:
         """Of the two neighbours' losses, in that of a step with the example and without it."""
         return 2.0
@@ -86,7 +93,8 @@ class AllocationPair(Pair):
         """Epsilons from 0 to the largest, close to each other where the loss lies, and their deltas."""
         coarse = np.linspace(0, _MARGIN * self._highest(_Ratios.of(self.reference), self.slots), _SEARCHED)
         # Beyond where delta is so small, by a cell; a continuous function of the noise, so that calibration finds it.
-        end = float(coarse[1] + np.interp(-math.log(_SMALL), -np.log(self._bounds(coarse)), coarse))
+        small = max(_SMALL, 4 * self._rounding)
+        end = float(coarse[1] + np.interp(-math.log(small), -np.log(self._bounds(coarse)), coarse))
         near = min(_NEAR * self.spread, end / 3)
         count = self._grid[1]
         points = np.concatenate([np.linspace(0, near, count), np.linspace(near, end, 2 * count)[1:]])
@@ -95,8 +103,7 @@ class AllocationPair(Pair):
     def _bounds(self, epsilons: Array) -> Array:
         """Return delta or slightly more at ascending epsilons."""
         ratios = _Ratios.of(self.reference)
-        deltas = self._exact(ratios, epsilons) + ratios.infinite
-        deltas += (6 * _OUTSIDE + _ROUNDING * (200 + self.slots)) * (1 + np.exp(epsilons))
+        deltas = self._exact(ratios, epsilons) + ratios.infinite + self._rounding * (1 + np.exp(epsilons))
         return np.asarray(np.minimum.accumulate(np.minimum(deltas, 1.0)), np.float64)
 
     def _highest(self, ratios: "_Ratios", slots: int) -> float:

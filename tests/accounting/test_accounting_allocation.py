@@ -139,3 +139,13 @@ def test_the_ledger_names_the_other_samplings_and_falls_back() -> None:
     for noise in (1e-3, 1e9):  # so little or so much that nothing is gained
         release = release_with(noise, 1e-5, mechanism="gaussian", **RUN)
         assert proven_epsilon(release) == proven_epsilon(replace(release, sampling="shuffled"))
+    for scale in (1e-3, 0.02, 0.03):  # one step tells nearly all
+        release = release_with(scale, 1e-5, mechanism="laplace", **{**RUN, "participations": 1})
+        for adjacency in ("replace-one", "zero-out"):
+            assert proven_epsilon(replace(release, adjacency=adjacency)) == pytest.approx(2 / scale, rel=1e-6)
+
+
+def test_rounding_makes_no_delta_too_small() -> None:
+    """Where the sum of 100,000 steps drowns in rounding, what it was off by was more than what was added for that."""
+    pair = AllocationPair(reference(NormalReference(0.5)), 100_000)
+    assert (pair._bounds(np.array([4.832214765100671, 5.557046979865771, 5.9597315436241605])) > 0).all()
