@@ -82,6 +82,12 @@ def tracked_buffers(model: nn.Module) -> Vector:
     return {name: value for name, value in model.named_buffers() if value.is_floating_point()}
 
 
+_WEIGHTS = (
+    "The weights that the network starts from were read from files, and are taken as public: no figure covers the data "
+    "that they were learnt from, such as these clients' in an earlier run."
+)
+
+
 @dataclass(frozen=True)
 class World:
     """One experiment, built."""
@@ -111,6 +117,13 @@ class World:
     def alike(self) -> np.ndarray:
         """(C,), int64: of each client which plan it has, as ``fedpriv.core.plan.kinds_of`` numbers them."""
         return kinds_of(self.plans)
+
+    @cached_property
+    def taken_as_public(self) -> tuple[str, ...]:
+        """What a reader of anything proven must know: what of data and network is public though nobody has told it."""
+        files = self.experiment.model.files(place_of(self.experiment.data).root)
+        weights = (_WEIGHTS,) if any(path.suffix != ".json" for path in files) else ()
+        return (*self.dataset.notes, *weights)
 
     @property
     def true_labels(self) -> Tensor:

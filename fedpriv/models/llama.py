@@ -26,7 +26,7 @@ class LlamaSettings(TextModelSettings):
 
     @override
     def files(self, folder: Path) -> tuple[Path, ...]:
-        return (Path(self.path) if self.path else folder / _FILE,)
+        return (self._weights(folder), *super().files(folder))
 
     @override
     def text_network(self, sequences: SequenceShape) -> "nn.Module":
@@ -34,10 +34,13 @@ class LlamaSettings(TextModelSettings):
 
         if sequences.tokenizer != "llama":
             raise self.refusal(f"it knows the tokens of data.text.tokenizer = 'llama'; given {sequences.tokenizer!r}")
-        network = Llama.read(*self.files(sequences.folder))
+        network = Llama.read(self._weights(sequences.folder))
         if sequences.vocabulary != network.vocabulary:
             raise self.refusal(f"it knows {network.vocabulary} tokens; the data have {sequences.vocabulary}")
         self.check_fits(sequences, network.context)
         if not sequences.is_next:
             network.classify(sequences.classes)
         return self.adapted(network, "lm_head")
+
+    def _weights(self, folder: Path) -> Path:
+        return Path(self.path) if self.path else folder / _FILE

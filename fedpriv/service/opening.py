@@ -145,7 +145,7 @@ def _make(place: Path, world: World, config: ServiceConfig, ledger: Ledger, mode
     if note == REPRODUCIBLE:
         progress.warn(note)
     # Of the run's own network they are in its ledger.
-    told = () if policy.source == "network" else tuple(each.removesuffix(".") for each in world.dataset.notes)
+    told = () if policy.source == "network" else tuple(each.removesuffix(".") for each in world.taken_as_public)
     guarantee = replace(guarantee, notes=(*guarantee.notes, *((note,) if note else ()), *told))
     whole = with_earlier(guarantee, policy, world, made.facts)
     learnt = None if made.head is None else made.head.learnt

@@ -101,7 +101,7 @@ class _TrialRun:
                 f"too: run it again, or name folders without {record.folder}"
             )
         experiment, ledger, tensors = folder.experiment(), folder.final_ledger(), folder.final_summary().model.tensors
-        releases = {}
+        releases: dict[Release, None] = {}
         for line in ledger.clients:
             if line.epsilon is None or line.noise is None or tensors is None or line.examples is None:
                 raise InputError(f"--private-selection: nothing is proven of trial {record.trial} ({record.folder})")

@@ -118,6 +118,7 @@ def test_names_of_adapters_are_those_of_peft(tmp_path: Path) -> None:
     save_file(saved, tmp_path / "adapter_model.safetensors")
     settings = {"name": "llama", "lora_rank": 2, "adapter": str(tmp_path / "adapter_model.safetensors")}
     loaded = network(settings, STORIES)
+    assert tmp_path / "adapter_model.safetensors" in model_settings(settings).files(tmp_path)
     for name in names:
         assert torch.equal(dict(loaded.named_parameters())[name], saved[name.replace(".default", "")])
     # The oracle: weights to which the product of both matrices was added.

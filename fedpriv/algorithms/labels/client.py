@@ -35,4 +35,4 @@ def label_claim(world: World) -> Guarantee:
     ]
     if world.experiment.noise == "reproducible":
         notes.append("noise = 'reproducible': anyone who guesses the seed knows which labels were changed.")
-    return label_guarantee(response_of(world), [*notes, *world.dataset.notes])
+    return label_guarantee(response_of(world), [*notes, *world.taken_as_public])

@@ -64,7 +64,7 @@ def _notes(world: World) -> list[str]:
         )
     if pate.teachers_per_client > 1:
         notes.append(f"A client has {pate.teachers_per_client} votes; one example moves one of them.")
-    return [*notes, *world.dataset.notes]
+    return [*notes, *world.taken_as_public]
 
 
 def votes_warnings(world: World) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def _proven(world: World, release: Release) -> Guarantee:
         proven = replace(proven, notes=(*proven.notes, _EVERY_ROUND))
     if world.experiment.mechanism.protects:
         copies = (_COPIES,) if data.overlaps else ()
-        proven = replace(proven, notes=(*proven.notes, *copies, *world.dataset.notes))
+        proven = replace(proven, notes=(*proven.notes, *copies, *world.taken_as_public))
     return proven
 
 

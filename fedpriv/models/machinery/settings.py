@@ -230,6 +230,10 @@ class TextModelSettings(ModelSettings):
     def text_network(self, sequences: SequenceShape) -> "nn.Module":
         """Return a new network for such sequences; else as :meth:`network`."""
 
+    @override
+    def files(self, folder: Path) -> tuple[Path, ...]:
+        return (Path(self.adapter),) if self.adapter else ()
+
     def check_heads(self, width: int, heads: int) -> None:
         """Refuse a width that heads cannot share."""
         if width % heads:

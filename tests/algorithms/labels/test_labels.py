@@ -66,12 +66,16 @@ def test_labels_are_changed_once_by_each_clients_own_stream(finished: Path) -> N
     assert torch.equal(first, world.dataset.y_train[torch.from_numpy(world.partitions[0][:5])])
 
 
-def test_the_claim_says_what_was_read_off_the_data() -> None:
-    """Classes that are read off the labels are no secret that the claim about labels covers."""
+def test_the_claim_says_what_is_taken_as_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes that are read off the labels, and weights that may have been learnt from them."""
     world = build_world(labelled())
     read_off = replace(world, dataset=replace(world.dataset, notes=("The classes were read off.",)))
     assert label_claim(read_off).notes[-1] == "The classes were read off." != label_claim(world).notes[-1]
     assert "data: the classes were read off." in warnings_for(read_off)
+    for file, said in (("weights.safetensors", True), ("config.json", False)):
+        monkeypatch.setattr(type(world.experiment.model), "files", lambda *_, name=file: (Path(name),))
+        claim = label_claim(replace(world, dataset=world.dataset))
+        assert any("no figure covers the data that they were learnt from" in note for note in claim.notes) == said
 
 
 def test_without_the_key_nothing_is_another() -> None:
