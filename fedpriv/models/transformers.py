@@ -143,11 +143,15 @@ class TransformersSettings(LibraryModelSettings):
         """Have the network know the data's tokens: its own first ones, or those behind nothing, beginning and end."""
         import torch
 
+        from fedpriv.models.machinery.adapters import OwnTokens
+
         known, first = network.config.vocab_size, END + 1 if sequences.tokenizer == "bpe" else 0
         if known < sequences.vocabulary - first:
             raise self.refusal(f"it knows {known} tokens; the data have {sequences.vocabulary - first}")
-        marks = [getattr(network.config, f"{name}_token_id", None) or 0 for name in ("pad", "bos", "eos")][:first]
+        given = [getattr(network.config, f"{name}_token_id", None) or 0 for name in ("pad", "bos", "eos")][:first]
+        marks = [number[0] if isinstance(number, list) else number for number in given]  # a text may end in several
         rows = torch.tensor([*marks, *range(sequences.vocabulary - first)])
+        OwnTokens(rows, known, first).hold(network)
         tables = (network.get_input_embeddings(), network.get_output_embeddings())
         values = [[part[rows].clone() for part in _rows(table)] for table in tables]
         with _quiet():

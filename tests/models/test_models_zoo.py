@@ -216,7 +216,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("folders")
     torch.manual_seed(1)
     networks = {
-        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=13, **SMALL)),
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=13, eos_token_id=[2, 4], **SMALL)),
         "bert": transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=11, **SMALL)),
     }
     for name, network in networks.items():
@@ -278,6 +278,45 @@ def test_adapters_are_peft_s_and_saved_as_peft_reads_them(
     again, x = built(**more, peft=str(tmp_path / "adapter")), examples(inputs)
     assert torch.equal(again.eval()(x), network.eval()(x))
     assert {name for name, value in again.named_parameters() if value.requires_grad} == trained
+
+
+@pytest.mark.slow
+@in_one_test(
+    "peft",
+    [
+        {"peft_type": "LORA", "r": 2, "target_modules": ["lm_head"], "trainable_token_indices": [5, 6]},
+        {"peft_type": "LORA", "r": 2, "target_modules": ["embed_tokens"]},
+        {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+        {"peft_type": "CPT", "cpt_token_ids": [5, 6]},
+        {"peft_type": "VERA", "r": 2, "target_modules": ["q_proj"]},
+    ],
+)
+def test_saved_adapters_have_the_numbers_of_the_tokenizer(peft: Any, folders: dict[str, Any], tmp_path: Path) -> None:
+    """peft computes with the saved network, and its tokens, what was computed here, where tokens are 3 larger."""
+    import peft as library
+
+    name = f"transformers:{folders['place']}/llama"
+    pairs, x = SequenceShape(8, 16, "bpe", 16, True), examples(NEXT)
+    x[:, 2:4] = torch.tensor([5, 6])
+    network = built(name, pairs, peft=peft)
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    model_settings({"name": name, "peft": peft}).save(lambda: network, tmp_path)
+    theirs = library.PeftModel.from_pretrained(copy.deepcopy(folders["llama"]), str(tmp_path / "adapter"))
+    here, there = network.eval()(x + 3), theirs.eval()(x, attention_mask=torch.ones_like(x)).logits[:, -8:]
+    assert torch.allclose(there[..., 3:], here[..., 6:], atol=1e-5)
+    assert torch.allclose(there[..., 2], here[..., 2], atol=1e-5)  # the end of a text has been trained as 2
+    again = built(name, pairs, peft=str(tmp_path / "adapter"))
+    assert torch.allclose(again.eval()(x + 3)[..., 6:], here[..., 6:], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_adapters_with_an_encoder_are_no_start(folders: dict[str, Any], tmp_path: Path) -> None:
+    name, keys = f"transformers:{folders['place']}/llama", {"peft_type": "P_TUNING", "num_virtual_tokens": 2}
+    model_settings({"name": name, "peft": keys}).save(lambda: built(name, NEXT, peft=keys), tmp_path)
+    with pytest.raises(InputError, match="no P_TUNING with an encoder"):
+        built(name, NEXT, peft=str(tmp_path / "adapter"))
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line, reason_of, some_of
+from fedpriv.core.names import END, START
 from fedpriv.core.registry import suggestion
 from fedpriv.core.settings import Table
 
@@ -23,6 +26,21 @@ if TYPE_CHECKING:
 
 _KEY = "model.peft"
 _WEIGHTS = "adapter_model.safetensors"
+_TOKENS = ("trainable_token_indices", "token_indices", "cpt_token_ids")  # numbers in peft's configurations
+_OWN = "own_tokens"
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTokens:
+    """Where the tokens of a network of transformers are in the tables of the network that was saved."""
+
+    rows: Tensor  # what each row began as: nothing, beginning and end first, if numbers of tokens have moved
+    count: int  # rows that were saved
+    marks: int  # by how much numbers have moved
+
+    def hold(self, network: nn.Module) -> None:
+        """Have the network know this; so does what peft makes of it."""
+        setattr(network, _OWN, self)
 
 
 def with_adapters(network: nn.Module, given: str | Table, classes: int, task: str) -> nn.Module:
@@ -42,8 +60,11 @@ def with_adapters(network: nn.Module, given: str | Table, classes: int, task: st
                 "'pissa': this one changes the frozen weights at random, and its adapter fits no other copy of them"
             )
             raise InputError(key=f"{_KEY}.init_lora_weights", given=start, allowed=allowed)
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # about what peft calls in transformers
-            adapted: nn.Module = peft.get_peft_model(network, config)
+        with (
+            warnings.catch_warnings(action="ignore", category=FutureWarning),  # about what peft calls in transformers
+            _text_looked_up(network, config),
+        ):
+            adapted: nn.Module = peft.get_peft_model(network, _renumbered(config, _moved(network)))
         if tensors is not None:
             _load(peft, adapted, tensors, str(given))
         return adapted
@@ -69,8 +90,10 @@ def save_adapters(network: nn.Module, folder: Path) -> None:
     (adapted,) = (layer for layer in network.modules() if isinstance(layer, peft.PeftModel))
     folder.mkdir(parents=True, exist_ok=True)
     tensors = _adapters(peft, adapted) | _statistics(adapted)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / _WEIGHTS)
-    config = copy(adapted.peft_config[adapted.active_adapter])
+    for name, axis, marks in _token_axes(adapted, tensors):
+        tensors[name] = tensors[name].index_select(axis, _saved_rows(adapted, marks))
+    save_file({name: value.clone().contiguous() for name, value in tensors.items()}, folder / _WEIGHTS)  # none shared
+    config = _renumbered(adapted.peft_config[adapted.active_adapter], -_moved(adapted))
     for key, value in vars(config).items():
         if isinstance(value, set):  # whose order another process would write otherwise
             setattr(config, key, sorted(value))
@@ -81,12 +104,19 @@ def _saved(peft: Any, folder: Path) -> tuple[Any, dict[str, Tensor]]:
     if not (folder / _WEIGHTS).is_file():
         raise InputError(key=_KEY, given=folder, allowed=f"a folder with {_WEIGHTS}, as peft saves it")
     config = peft.PeftConfig.from_pretrained(str(folder))
+    if config.peft_type == "P_TUNING" or getattr(config, "prefix_projection", False):
+        allowed = f"no {config.peft_type.value} with an encoder: peft saves what it gives, and it cannot be trained on"
+        raise InputError(key=_KEY, given=folder, allowed=allowed)
     config.inference_mode = False
     return config, load_file(folder / _WEIGHTS)
 
 
 def _load(peft: Any, adapted: nn.Module, tensors: dict[str, Tensor], folder: str) -> None:
     wanted = _adapters(peft, adapted)
+    for name, axis, _ in _token_axes(adapted, wanted):
+        own: OwnTokens = getattr(adapted, _OWN)
+        if name in tensors and tensors[name].ndim == wanted[name].ndim and tensors[name].shape[axis] == own.count:
+            tensors[name] = tensors[name].index_select(axis, own.rows)
     wanted |= {name: value for name, value in _statistics(adapted).items() if name in tensors}
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in wanted or name not in tensors:
@@ -98,13 +128,72 @@ def _load(peft: Any, adapted: nn.Module, tensors: dict[str, Tensor], folder: str
     peft.set_peft_model_state_dict(adapted, tensors)
 
 
+def _moved(network: nn.Module) -> int:
+    """By how much a token's number is larger than in the network that was saved."""
+    own: OwnTokens | None = getattr(network, _OWN, None)
+    return 0 if own is None else own.marks
+
+
+def _renumbered(config: Any, by: int) -> Any:
+    """Return a configuration of peft with other numbers of its tokens."""
+    moved = copy(config)
+    for key in _TOKENS:
+        if given := getattr(config, key, None):
+            tables = given if isinstance(given, dict) else {"": given}
+            numbers = {name: [number + by for number in of_table] for name, of_table in tables.items()}
+            setattr(moved, key, numbers if isinstance(given, dict) else numbers[""])
+    return moved
+
+
+@contextmanager
+def _text_looked_up(network: Any, config: Any) -> Iterator[None]:
+    """Inside the block the table of tokens is asked for numbers of the saved network, as peft asks for a prompt's."""
+    if not _moved(network) or getattr(config, "prompt_tuning_init", None) != "TEXT":
+        yield
+        return
+    hook = network.get_input_embeddings().register_forward_pre_hook(lambda _, given: (given[0] + _moved(network),))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _token_axes(adapted: Any, tensors: dict[str, Tensor]) -> Iterator[tuple[str, int, tuple[int, int]]]:
+    """Yield an adapter's tensors with numbers for each token: name, axis, and marks by their weight, the last wins."""
+    own, network = getattr(adapted, _OWN, None), adapted.get_base_model()
+    if own is None or len(own.rows) != own.count + own.marks:  # numbers of further tokens are not known
+        return
+    for table, marks in (
+        (network.get_input_embeddings(), (END, START)),
+        (network.get_output_embeddings(), (START, END)),
+    ):
+        path = next((name for name, layer in network.named_modules() if layer is table), None)
+        for name, value in tensors.items():
+            if path is not None and f".{path}." in name and len(own.rows) in value.shape:
+                yield name, value.shape.index(len(own.rows)), marks
+
+
+def _saved_rows(adapted: Any, marks: tuple[int, int]) -> Tensor:
+    """The row of each token of the saved network; that of beginning and end is the one which was trained."""
+    own: OwnTokens = getattr(adapted, _OWN)
+    chosen = torch.arange(own.marks, len(own.rows))
+    config = adapted.get_base_model().config
+    for mark in marks:
+        if getattr(config, {START: "bos_token_id", END: "eos_token_id"}[mark]) is not None:
+            chosen[own.rows[mark]] = mark
+    return chosen
+
+
 def _adapters(peft: Any, adapted: nn.Module) -> dict[str, Tensor]:
     return peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
 
 
 def _statistics(adapted: nn.Module) -> dict[str, Tensor]:
+    """The saved buffers of the network's own layers; those of peft's are an adapter's, which peft saves itself."""
     state = adapted.state_dict()
-    return {name: value for name, value in adapted.named_buffers() if name in state}
+    own = (name for name, layer in adapted.named_modules() if not type(layer).__module__.startswith("peft."))
+    names = (f"{name}.{local}".lstrip(".") for name in own for local in adapted.get_submodule(name)._buffers)
+    return {name: state[name] for name in names if name in state}
 
 
 def _configuration(peft: Any, keys: dict[str, Any], network: nn.Module, classes: int, task: str) -> Any:
