@@ -218,9 +218,10 @@ def first_inputs(update: Mapping[str, Tensor]) -> Tensor | None:
 
 def _agreed(rows: Tensor, bias: Tensor) -> Tensor | None:
     """Inputs that at least two neurons have in common, those of the strongest first."""
-    moved = rows[rows != 0].abs()
-    if not len(moved) or float((moved > 0.99 * moved.max()).double().mean()) > 0.5:
-        return None  # steps of one size have signs alone
+    if not rows.any() or _has_signs_alone(rows):
+        return None
+    if len(bias) == 2 and float(bias.sum().abs()) <= _ALL_SAME * float(bias.abs().max()):
+        return None  # errors of two classes are opposite, so both agree on any batch
     order = bias.abs().argsort(descending=True)
     order = order[bias[order].abs() > 1e-4 * bias.abs().max()]
     rows, bias = rows[order], bias[order]
@@ -231,12 +232,18 @@ def _agreed(rows: Tensor, bias: Tensor) -> Tensor | None:
     found: list[Tensor] = []
     while len(bias) > 1 and len(found) < 64:
         same = (ratios - ratios[0]).norm(dim=1) <= share * ratios[0].norm().clamp_min(1e-12)
-        if int(same.sum()) > 1:
+        if int(same.sum()) > 1 and not _has_signs_alone(torch.cat([rows[same], bias[same, None]], dim=1)):
             found.append((bias[same, None] * rows[same]).sum(0) / bias[same].square().sum())
         if share == _ALL_SAME:
             break
         ratios, rows, bias = ratios[~same], rows[~same], bias[~same]
     return torch.stack(found).float() if found else None
+
+
+def _has_signs_alone(values: Tensor) -> bool:
+    """Whether most of what moved has one size, as the first step of Adam has."""
+    moved = values[values != 0].abs()
+    return float((moved > 0.99 * moved.max()).double().mean()) > 0.5
 
 
 def _bytes(name: str, data: bytes) -> Iterator[str]:

@@ -88,6 +88,20 @@ def test_of_a_batch_only_what_two_neurons_agree_on_is_named() -> None:
     assert first_inputs(signs) is None
 
 
+def test_neurons_that_agree_on_no_example_name_none() -> None:
+    """Of two classes the errors are opposite on any batch; under Adam neurons of one batch have its signs alone."""
+    stream = np.random.default_rng(0)
+    rows, errors = stream.normal(size=(32, 20)), stream.normal(size=32)
+    both = torch.tensor(np.stack([errors @ rows, -errors @ rows])).float()
+    assert first_inputs({"weight": both, "bias": torch.tensor([errors.sum(), -errors.sum()]).float()}) is None
+    weight, bias = torch.tensor(stream.normal(size=(8, 20))).float(), torch.tensor(stream.normal(size=8)).float()
+    signs = {"weight": weight.clone(), "bias": bias.clone()}
+    for neuron in (2, 5):
+        signs["weight"][neuron] = 0.7e-1 * torch.tensor(rows[0]).sign() * (-1) ** neuron
+        signs["bias"][neuron] = 0.7e-1 * (-1) ** neuron
+    assert first_inputs(signs) is None
+
+
 def answered(
     home: Path, monkeypatch: pytest.MonkeyPatch, content: RecordDict, sent: ArrayRecord | None
 ) -> TappedSummary:
