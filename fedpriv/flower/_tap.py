@@ -305,7 +305,7 @@ def _heard(message: Message, context: Context) -> int:
 
 
 def _reply_record(own: TapSettings, content: RecordDict, sent: str) -> str | None:
-    names = (own.record, REPLIES.get(sent), sent)
+    names = (own.reply_record, own.record, REPLIES.get(sent), sent)
     return next((name for name in names if name in content.array_records), None)
 
 
@@ -386,6 +386,8 @@ def _learned(seen: Seen) -> dict[str, Any]:
         "parts": tuple(part for part in seen.parts if part),
         "task": task,
         "loss": seen.loss,
+        "classes": seen.classes,
+        "local": seen.local,
         "example": sides[1:],
         "target": tuple(target) if task in OWN_LOSS else (),
         "vocabulary": max(layer.num_embeddings for layer in tables) if tokens else 0,

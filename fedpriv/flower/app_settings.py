@@ -38,6 +38,7 @@ class TapSettings(Settings):
     )
     folder: Path = Field(Path("runs"), description="where tap-RUN is made; FEDPRIV_RUNS goes before")
     record: str | None = Field(None, description="ArrayRecord with the parameters; none: arrays, or the only one")
+    reply_record: str | None = Field(None, description="that of the reply; none: of the same name")
     reply: Form | None = Field(None, description="what a reply holds: weights, update, ...; none: as it was seen")
     rounds: Count = Field(1, description="the first so many messages of each type are written down of each client")
     keep_images: bool = Field(True, description="keep what the client trained on, to score attacks; they never read it")

@@ -64,7 +64,11 @@ def record_of(content: RecordDict, wanted: str | None) -> str:
     names = sorted(content.array_records)
     usual = [name for name in (PARAMETERS, *REPLIES) if name in names]
     found = wanted or next(iter(usual or names), PARAMETERS)
-    if found not in names or (wanted is None and not usual and len(names) > 1):
+    if wanted is None and not usual and len(names) > 1:
+        raise WrongAppError(
+            f"of {', '.join(names)} the setting record names the one with parameters; reply_record, in a reply"
+        )
+    if found not in names:
         allowed = f"the message has {', '.join(names) or 'no ArrayRecord'}"
         raise WrongAppError(key="record", given=found, allowed=allowed)
     return found

@@ -1,5 +1,6 @@
 """Attack what a tap has recorded of a user's own Flower app; what clients trained on is only read to score it."""
 
+import math
 import statistics
 import time
 import warnings
@@ -203,14 +204,18 @@ def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Seq
     about = _as_seen(upload)
     own = tapped.model or about.network
     if own is None:
-        raise InputError('tap.model = "package.module:Name" names the network')
+        raise InputError('its network is not known: tap.model = "package.module:Name" in fedpriv.toml names it')
     network = _network(replace(tapped, model=own), folder, upload.observation, about)
     loss = imported(tapped, f"torch.nn.functional:{about.loss}" if about.task in OWN_LOSS else tapped.loss)
     learner = learner_of(network, about, loss)
     observation = as_learned(_as_of_one_rate(upload.observation, upload.exchange), learner, about)
     known = upload.known
     replay = None
-    if known is not None and known.batches and about.noise not in _WITHIN:
+    if about.local:
+        more = f" and {len(about.local) - 4} more" if len(about.local) > 4 else ""
+        kept = f"the client keeps {', '.join(about.local[:4])}{more}, which it trains as well"
+        replay = Replay(math.inf, 1.0, False, kept)
+    elif known is not None and known.batches and about.noise not in _WITHIN:
         names = dict(zip(upload.observation.parameters, observation.parameters, strict=True))
         after = {names[name]: value for name, value in known.after.items() if name in names}
         replay = replayed(learner, observation, replace(known, after=after), about.task)

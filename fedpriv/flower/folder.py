@@ -64,6 +64,8 @@ class Exchange(Record):
     loss: str = ""  # what it minimises, as torch.nn.functional calls it
     example: tuple[int, ...] = ()  # shape of one, as the network is given it
     target: tuple[int, ...] = ()  # shape of the numbers that are learnt of one
+    classes: int = 0  # that its output tells apart; 0: it was not seen
+    local: tuple[str, ...] = ()  # arrays of the network that are trained and stay at the client
     vocabulary: int = 0  # of tokens; 0: examples are numbers
     bounds: tuple[float, float] | None = None  # within which all numbers of rows are; `None`: images on [0, 1]
     form: Form | None = None  # of the reply; `None`: there are no parameters in it

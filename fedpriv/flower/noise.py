@@ -1,14 +1,15 @@
 """Noise that other libraries add to what leaves a client: recognised while it is added, or told by the settings."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import getclosurevars
 from math import log, sqrt
 from typing import Any
 
 from flwr.app import Message
+from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp.mod import LocalDpMod
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -20,6 +21,9 @@ from fedpriv.flower.watch import ReleasedUpdate, replaced
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 
+LocalMod = LocalDpMod | OlderLocalDpMod
+"""Flower has two, for older apps and newer ones, with the same noise."""
+
 LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
 
 
@@ -27,7 +31,7 @@ LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
 class Noises:
     """What added noise while a message was answered."""
 
-    mods: list[LocalDpMod] = field(default_factory=list)  # innermost first
+    mods: list[LocalMod] = field(default_factory=list)  # innermost first
     optimizer: Any = None  # of Opacus
     steps: int = 0  # of it
 
@@ -43,17 +47,22 @@ class Noises:
 @contextmanager
 def hearing_noise() -> Iterator[Noises]:
     """Note which mods and optimisers add noise inside."""
-    noises, call = Noises(), LocalDpMod.__call__
+    noises = Noises()
 
-    def called(mod: LocalDpMod, message: Message, *given: Any) -> Message:
-        reply = call(mod, message, *given)
-        if not reply.has_error():
-            noises.mods.append(mod)
-        return reply
+    def noting(call: Callable[..., Message]) -> Callable[..., Message]:
+        def called(mod: LocalMod, message: Message, *given: Any) -> Message:
+            reply = call(mod, message, *given)
+            if not reply.has_error():
+                noises.mods.append(mod)
+            return reply
+
+        return called
 
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
     try:
-        with replaced(LocalDpMod, "__call__", called):
+        with ExitStack() as stack:
+            for kind in (LocalDpMod, OlderLocalDpMod):
+                stack.enter_context(replaced(kind, "__call__", noting(kind.__call__)))
             yield noises
     finally:
         hook.remove()
@@ -70,7 +79,7 @@ def is_changed(reply: Vector, held: Mapping[Form, Vector], form: Form) -> bool:
 
 def noising_outside() -> bool:
     """Whether a LocalDpMod is around this, which noises a reply after it has been seen here."""
-    return any(isinstance(frame.f_locals.get("self"), LocalDpMod) for frame in _frames())
+    return any(isinstance(frame.f_locals.get("self"), LocalMod) for frame in _frames())
 
 
 def _frames() -> Iterator[Any]:
@@ -96,7 +105,7 @@ def others_noise(
     return _of_opacus(noises, client, answers, tensors)
 
 
-def _of_local(mod: LocalDpMod, client: int, answers: int, sent: Vector) -> ReleasedUpdate | None:
+def _of_local(mod: LocalMod, client: int, answers: int, sent: Vector) -> ReleasedUpdate | None:
     """The noise of LocalDpMod, as it computes it; nothing is proven where it leaves arrays out."""
     deviation = mod.sensitivity * sqrt(2 * log(1.25 / mod.delta)) / mod.epsilon if mod.epsilon and mod.delta else 0.0
     if not deviation:

@@ -8,7 +8,7 @@ weights out as (out, in), Keras, Flax and scikit-learn as (in, out).
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,13 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
         lines.append(f"No gradient attack: {exchange.unattacked}.")
     lines += _values(exchange, arrays, update)
     found, splits, trees = None, dict[int, list[float]](), list[list[Leaf]]()
-    for name, value in arrays.items():
-        if value.dtype == torch.uint8:
+    sent = (bytes(value.tolist()) for value in _part(arrays, "sent/").values() if value.dtype == torch.uint8)
+    known = {_mark(tree) for data in sent for tree in _dictionaries(_parsed(data)) if "left_children" in tree}
+    for name, value in sorted(arrays.items()):
+        if value.dtype == torch.uint8 and not name.startswith("sent/"):
             data = bytes(value.tolist())
-            lines += _bytes(name.partition("/")[2], data)
-            told = _parsed(data)
+            told = _parsed(data, known)
+            lines += _bytes(name.partition("/")[2], data, told)
             for place, threshold in _splits(told):
                 splits.setdefault(place, []).append(threshold)
             trees += [leaves for each in _dictionaries(told) if (leaves := _leaves_of(each))]
@@ -57,7 +59,7 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     elif exchange.protected:
         lines.append("a mechanism made its arrays: what they tell is bounded by its ledger.")
     elif update:
-        lines += [*_size(before, update), *_rows(update), *_labels(update)]
+        lines += [*_size(before, update), *_rows(update), *_labels(exchange, update)]
         found = first_inputs(update)
         lines += _inputs(found, update)
     if records is not None and not exchange.summed and (update or splits):
@@ -101,7 +103,7 @@ def _values(exchange: Exchange, arrays: Vector, update: Vector) -> Iterator[str]
         ones = [key for key, value in values.items() if value == 1 and type(value) is int]
         if exchange.source != MADE and any("example" in key or "sample" in key for key in ones):
             yield f"{name}.{ones[0]} = 1: all of it is about one example."
-    for key, value in arrays.items():
+    for key, value in sorted(arrays.items()):
         own = key.split("/", 2)[-1]
         if not key.startswith("reply/") or own in update or value.dtype == torch.uint8 or not value.numel():
             continue
@@ -151,12 +153,14 @@ def _rows(update: Vector) -> Iterator[str]:
             yield f"of {name} {len(rows)} of {len(value)} rows moved, those of what the client has: {shown}."
 
 
-def _labels(update: Vector) -> Iterator[str]:
+def _labels(exchange: Exchange, update: Vector) -> Iterator[str]:
     """Classes that the bias of the output rose for; a step of a softmax raises those of labels, while it is unsure."""
     layers = dense_layers(update)
     read = {len(layer.rows[0]) for layer in layers}
     last = [layer for layer in layers if len(layer.bias) not in read] or layers
-    if not last or not 2 <= len(last[-1].bias) <= 1000:
+    if exchange.task not in (None, "classes") or not last or not 2 <= len(last[-1].bias) <= 1000:
+        return
+    if exchange.classes not in (0, len(last[-1].bias)):  # the output layer is not in the reply
         return
     risen = (last[-1].bias > 0).nonzero().flatten().tolist()
     if 0 < len(risen) < len(last[-1].bias):
@@ -246,12 +250,11 @@ def _has_signs_alone(values: Tensor) -> bool:
     return float((moved > 0.99 * moved.max()).double().mean()) > 0.5
 
 
-def _bytes(name: str, data: bytes) -> Iterator[str]:
+def _bytes(name: str, data: bytes, told: object) -> Iterator[str]:
     """Trees in JSON, as XGBoost and CatBoost write them; pickles are not opened."""
     if data[:1] == b"\x80":
         yield f"{name}: {len(data):,} bytes of a pickle, which is not opened."
         return
-    told = _parsed(data)
     if told is None:
         if data:
             yield f"{name}: {len(data):,} bytes."
@@ -270,10 +273,15 @@ def _bytes(name: str, data: bytes) -> Iterator[str]:
         yield f"{name}: the smallest leaf has the weight {min(counts):g}; for squared errors that counts examples."
 
 
-def _parsed(data: bytes) -> object:
-    """What JSON says; ``None``: it is none."""
+def _mark(tree: Mapping[str, object]) -> str:
+    """What tells a tree of XGBoost from others, whatever its number."""
+    return f"{tree.get('split_indices')} {tree.get('split_conditions')}"
+
+
+def _parsed(data: bytes, known: Collection[str] = ()) -> object:
+    """What JSON says, without trees of these marks, which the server sent; ``None``: it is none."""
     try:
-        told: object = json.loads(data)
+        told: object = json.loads(data, object_hook=lambda each: {} if known and _mark(each) in known else each)
     except (ValueError, RecursionError):
         return None
     return told

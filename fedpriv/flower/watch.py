@@ -190,6 +190,14 @@ class Seen:
         return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
     @property
+    def local(self) -> tuple[str, ...]:
+        """Names, as in the network, of what an optimiser moves and the message has not."""
+        own = self.own
+        sent = {id(own[there]) for there in self.names.values() if there in own}
+        moved = {name: value for name, value in own.items() if value.requires_grad and id(value) in self._moved}
+        return tuple(name for name, value in moved.items() if id(value) not in sent)
+
+    @property
     def base(self) -> Vector:
         """The network's own tensors, by its names, that the message has not and training leaves as they are."""
         kept = {name: value for name, value in self.own.items() if name not in self.names.values()}

@@ -22,10 +22,12 @@ from typer.testing import CliRunner
 
 from fedpriv.core.cli.app import app as command_line
 from fedpriv.core.errors import InputError
+from fedpriv.core.progress import Silent
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.flower import tap
 from fedpriv.flower.app_settings import TapSettings
-from fedpriv.flower.audit.audit import leaving, write_audit_report
+from fedpriv.flower.audit.audit import _attacked, leaving, write_audit_report
+from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction
 from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers
@@ -123,7 +125,12 @@ def test_equal_weights_prove_what_the_multiplier_says(audited) -> None:  # type:
 
 UNPROVEN = {
     "no mod clips": ({}, FIXED.format("Client", AVERAGE), "", "times as long as the clipping norm: no mod clips them"),
-    "no mean": ({}, FIXED.format("Server", "FedMedian(fraction_evaluate=0.0)"), "", "FedMedian does more than average"),
+    "no mean": (
+        UNEVEN,
+        FIXED.format("Server", "FedMedian(fraction_evaluate=0.0)"),
+        "",
+        "FedMedian does more than average",
+    ),
     "own aggregation": (
         {},
         FIXED.format("Server", AVERAGE).replace("DifferentialPrivacyServerSideFixedClipping", "Own"),
@@ -145,6 +152,7 @@ def test_where_no_theorem_holds_nothing_is_proven(case: str, audited) -> None:  
     client, strategy, imports, why = UNPROVEN[case]
     (claim,) = audited(client, strategy, imports, rounds=1).audit.claims
     assert claim.epsilon is None and why in claim.theorem
+    assert case != "no mean" or not any("of a round's mean" in note or "weights" in note for note in claim.notes)
 
 
 @pytest.mark.parametrize("side", ["Server", "Client"])
@@ -305,6 +313,20 @@ LEFT = {
         Answer(0, 1, "train", sent={"a": {"w": "float32 (2,)"}}, replied={"b": {"w": "float32 (2,)"}}),
         "uncovered",
     ),
+    "some layers": (
+        Answer(
+            0, 1, "train", sent={"a": {"w": "float32 (2,)", "v": "float32 (3,)"}}, replied={"a": {"w": "half (2,)"}}
+        ),
+        "uncovered",
+    ),
+    "a narrower network": (
+        Answer(0, 1, "train", sent={"a": {"w": "float32 (8, 4)"}}, replied={"a": {"w": "float32 (2, 4)"}}),
+        "uncovered",
+    ),
+    "embeddings without names": (
+        Answer(0, 1, "train", sent={"a": {"0": "float32 (99, 4)"}}, replied={"a": {"0": "float32 (9, 4)"}}),
+        "raw data",
+    ),
     "values": (Answer(0, 1, "query.times", sent={}, replied={"s": {"t": "float64 (3,)"}}), "raw data"),
     "embeddings": (
         Answer(0, 1, "train", sent={"a": {"w": "float32 (2,)"}}, replied={"e": {"0": "float32 (9, 4)"}}),
@@ -335,6 +357,33 @@ LEFT = {
 def test_what_leaves_is_named_for_what_it_is(case: str) -> None:
     answer, verdict = LEFT[case]
     assert [each.verdict for each in leaving([answer])] == [verdict]
+
+
+def test_a_number_that_clients_have_in_common_may_be_of_their_data() -> None:
+    """Simulated clients often have equally many examples; what Flower's own records say of success is constant."""
+    replied = {"info": {"n": 16}, "fitres.status": {"code": 0}}
+    rows = leaving([Answer(client, client, "train", replied=replied) for client in (1, 2)])
+    assert {row.name: row.verdict for row in rows} == {"info.n": "uncovered", "fitres.status.code": "constant"}
+
+
+def test_what_is_said_of_one_answer_is_judged_by_one(tmp_path: Path) -> None:
+    """With a sensitivity of twice the clipping norm LocalDpMod keeps what it says, and says nothing of two answers."""
+    own = {"clipping_norm": 1.0, "sensitivity": 2.0, "epsilon": 0.9, "delta": DELTA}
+    answer = Answer(0, 1, "train", actions=(ModAction("LocalDpMod", own, norm=1.0, left=1.0),))
+    (claim,) = claims([answer, answer], (), (), tmp_path)
+    mu = 0.9 / math.sqrt(2 * math.log(1.25 / DELTA))
+    assert normal_delta(claim.once, mu) == pytest.approx(DELTA, rel=1e-6)
+    assert claim.once < 0.9 < claim.epsilon and not claim.falls_short
+
+
+def test_attacked_is_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees, where the first client to be asked was asked to evaluate."""
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    app, trees = client([tap(tmp_path / "app.py")], lambda _: {"0": np.ones(9, np.uint8)}), {"0": np.zeros(9, np.uint8)}
+    app(question(trees, "evaluate"), context(0))
+    app(question(trees), context(1))
+    found = _attacked(tmp_path, ((), ()), Silent())
+    assert found is not None and any("train of round 1, client 1: leaves" in text for text in found.verdict)
 
 
 def test_clients_that_fail_are_the_apps_own_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

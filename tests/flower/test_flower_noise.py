@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.client.mod import LocalDpMod as OlderLocalDpMod
+from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
 from fedpriv.attacks.observation import read_observation
@@ -18,6 +20,7 @@ from fedpriv.flower.folder import read_exchanges
 from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, USUAL, importable, observed, write_app
 from tests.flower.test_flower_audit import normal_delta
+from tests.flower.test_flower_privatise import Old, old_question
 
 KNOWN = """[tap]
 shape = [1, 8, 8]
@@ -102,6 +105,15 @@ def test_mods_in_every_order_are_claimed_once_by_the_tap(
         assert expected in exchange.unattacked and not [*(tmp_path / "tap-1" / "observations").iterdir()]
     else:
         assert (exchange.noise, exchange.protected) == (expected, bool(expected))
+
+
+def test_the_mod_of_older_apps_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower has it twice: flwr.client.mod and flwr.clientapp.mod."""
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    mods = [tap(settings(tmp_path, KNOWN)), OlderLocalDpMod(1.0, 1.0, 8.0, 1e-5)]
+    ClientApp(client_fn=lambda _: Old().to_client(), mods=mods)(old_question(), context())
+    (exchange,) = read_exchanges(tmp_path / "tap-1")
+    assert (exchange.noise, exchange.protected) == ("LocalDpMod", True)
 
 
 TOLD = {

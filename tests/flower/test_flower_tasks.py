@@ -226,6 +226,35 @@ def test_dense_layers_are_paired_in_any_layout(layout: str) -> None:
     torch.testing.assert_close(found, image, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_layers_that_stay_at_the_client_are_named(named: bool, home: Path) -> None:
+    """An app with control variates whose clients keep a head: message and reply have two records each."""
+    own = 'record = "shared"\nreply_record = "change"\n' if named else ""
+    app, net = ClientApp(mods=[tap(settings(home, f"[tap]\n{own}"))]), Rows()
+    start = {name: value.clone() for name, value in net.state_dict().items() if name.startswith("hidden")}
+
+    @app.train()
+    def train(message: Message, _: Any) -> Message:
+        optimizer = torch.optim.SGD(net.train().parameters(), lr=0.1)
+        F.cross_entropy(net(VALUES), CLASSES).backward()
+        optimizer.step()
+        change = ArrayRecord({name: net.state_dict()[name] - value for name, value in start.items()})
+        return Message(RecordDict({"change": change, "change-of-control": change}), reply_to=message)
+
+    message = question({})
+    del message.content["arrays"]
+    message.content["shared"] = message.content["control"] = ArrayRecord(start)
+    app(message, context())
+    (exchange,) = read_exchanges(home / "runs" / "tap-1")
+    said = " ".join(attack_tapped(home / "runs" / "tap-1", ["iga"], [], [], Silent()).verdict)
+    assert "the labels, if training was" not in said  # the bias that rose is no output
+    if named:
+        assert (exchange.form, exchange.local) == ("update", ("out.weight", "out.bias"))
+        assert "cannot be repeated: the client keeps out.weight, out.bias, which it trains as well" in said
+    else:
+        assert "of control, shared the setting record names the one with parameters" in said
+
+
 def test_members_lie_in_the_space_of_the_first_layer() -> None:
     """An oracle: five steps of a linear model on four records; others are drawn alike."""
     stream = np.random.default_rng(0)

@@ -1,7 +1,7 @@
 """Audit an app: run a copy of it, list what leaves, attack it, and compare what is claimed with what is proven."""
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,7 +115,8 @@ def _attacked(out: Path, attacks: tuple[Sequence[str], Sequence[str]], progress:
     exchanges = read_exchanges(out / TAPPED)
     if not exchanges:
         return None
-    victims = [exchange.name for exchange in exchanges if not exchange.unattacked] or [exchanges[0].name]
+    trained = [exchange for exchange in exchanges if exchange.type.split(".")[0] == "train"]
+    victims = [exchange.name for exchange in exchanges if not exchange.unattacked] or [(trained or exchanges)[0].name]
     whole = [f"{exchanges[0].round}-sum"] if any(exchange.summed for exchange in exchanges) else victims[:1]
     names, overrides = attacks
     settings = (*(_QUICK if not names or "iga" in names else ()), *overrides)
@@ -166,7 +167,7 @@ def leaving(answers: Sequence[Answer], weights: Collection[str] = ()) -> tuple[L
             same = f"{value} in all answers"
             if _is_count(name.rpartition(".")[2], weights):
                 why = f"{same}; {why}"
-            elif row.kind == "a number" and not value.lstrip("-").isdigit():  # few clients share a rate by chance
+            elif row.kind == "a number" and not name.endswith("res.status.code"):  # few clients may agree by chance
                 why = f"{same}; it may be computed from data"
             else:
                 verdict, why = "constant", same
@@ -199,7 +200,7 @@ def _of_arrays(answer: Answer, name: str, values: dict[str, Any]) -> Iterator[tu
         return
     kind = f"{len(values)} arrays" if len(values) > 1 else next(iter(values.values()))
     sent = [record for record in answer.sent.values() if _is_arrays(record)]
-    update = answer.trains and any(_shapes(values) == _shapes(record) for record in sent)
+    update = answer.trains and any(_is_update(values, record) for record in sent)
     outer = _noising(answer)
     if name in answer.echoed:
         yield "", _Row(kind, "", "constant", "it is sent back unchanged")
@@ -282,12 +283,23 @@ def _let_out(answer: Answer, name: str, key: str) -> bool:
     return any(each in action.lets_out for action in answer.actions for each in kinds)
 
 
-def _shapes(values: dict[str, Any]) -> list[str]:
-    """Shapes alone: strategies return whole numbers and halves as other types."""
-    shapes: defaultdict[str, int] = defaultdict(int)
-    for value in values.values():
-        shapes[value.partition(" ")[2]] += 1
-    return sorted(f"{shape} x {count}" for shape, count in shapes.items())
+def _is_update(values: dict[str, Any], sent: dict[str, Any]) -> bool:
+    """Whether arrays are those that were sent, or some of them, or, under their names, smaller ones of a part."""
+    ours, theirs = ({name: _shape(value) for name, value in record.items()} for record in (values, sent))
+    if Counter(ours.values()) == Counter(theirs.values()):
+        return True
+    return all(name in theirs and _is_part(name, shape, theirs[name]) for name, shape in ours.items())
+
+
+def _is_part(name: str, shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether an array may be one that was sent, or, where names are no mere numbers, a part of it."""
+    fits = len(shape) == len(whole) and all(side <= most for side, most in zip(shape, whole, strict=True))
+    return shape == whole or (fits and not name.isdigit())
+
+
+def _shape(described: str) -> tuple[int, ...]:
+    """The shape alone: strategies return whole numbers and halves as other types."""
+    return tuple(int(side) for side in described.partition("(")[2].strip(" )").split(",") if side)
 
 
 _AUDIT = TypeAdapter(Audit)

@@ -110,7 +110,7 @@ def _local_dp(by_client: ByClient, _: Path) -> Iterator[Claim]:
         releases=count,
         theorem=_COMPOSED.format(count, mu) if proven else "none: what it leaves out is not bounded",
         notes=tuple(notes),
-        falls_short=not proven or epsilon > said * _SLACK,
+        falls_short=not proven or once > said * _SLACK,  # it says nothing of several answers
     )
 
 
@@ -311,7 +311,8 @@ def _wrapper(
         releases=len(own) if proven else len(rounds),
         theorem=_COMPOSED.format(len(own), mu) if proven else f"none: {unproven or 'there is no noise'}",
         notes=(
-            *_server_notes(layer, rounds, shares, worst),
+            *(_weight_notes(layer, rounds, shares, worst) if layers[-1].averages else ()),
+            *_norm_notes(layer, rounds),
             *_replaced(own, delta),
             *_uncovered(layer),
             *(f"{each.name} is around it; what it does to replies is not known here" for each in outside),
@@ -366,10 +367,10 @@ def _unproven(layer: StrategyLayer, inner: StrategyLayer, rounds: Sequence[Round
     return ""
 
 
-def _server_notes(
+def _weight_notes(
     layer: StrategyLayer, rounds: Sequence[Round], shares: Mapping[int, float], worst: int | None
 ) -> Iterator[str]:
-    """What makes the noise less than its multiplier says, and what it does not cover."""
+    """How weights and missing replies make the noise on a mean less than its multiplier says."""
     clients = layer.settings["num_sampled_clients"]
     fewest = min((len(each.weights) for each in rounds), default=0)
     if worst is not None and shares[worst] * clients > _SLACK:
@@ -385,6 +386,10 @@ def _server_notes(
         )
     if fewest and fewest != clients:
         yield f"num_sampled_clients = {clients:g}, and a mean is made of {fewest} replies"
+
+
+def _norm_notes(layer: StrategyLayer, rounds: Sequence[Round]) -> Iterator[str]:
+    """How a clipping norm that adapts makes the noise less than its multiplier says."""
     shrunk = [each.next_clip_norm / each.clip_norm for each in rounds if each.clip_norm and each.next_clip_norm]
     if any(factor != 1 for factor in shrunk):
         yield (
