@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @ATTACKS.register
 class ImprintSettings(ActiveSettings):
-    """Clients get a first layer whose rows each hold back one image."""
+    """Clients get a first Linear layer whose rows each hold back one image; convolutions before it let all through."""
 
     name: ClassVar[str] = "imprint"
     title: ClassVar[str] = "Imprint, an active server"

@@ -35,7 +35,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedpriv.attacks.methods.fishing import FishingSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
@@ -43,37 +42,34 @@ from fedpriv.attacks.reconstruction.features import last_layer
 from fedpriv.attacks.reconstruction.first_layer.batch import find_input_layer
 from fedpriv.attacks.reconstruction.first_layer.closed_form import ROUNDING, exact, read_patches, relative_distance
 from fedpriv.attacks.reconstruction.first_layer.imprint import (
+    KERNELS,
+    SAME,
+    SHOWN,
     UNREAD,
+    FeatureReader,
     brightness,
+    clear_layers,
     cut_points,
+    features_of,
     filled,
     mean_image,
     require_grants,
     require_one_gradient,
+    why_not_plain,
 )
-from fedpriv.attacks.reconstruction.lbfgs import minimise
 from fedpriv.attacks.reconstruction.matching import compared
 from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.attacks.reconstruction.variables import coordinates_of
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import copied, until_the_end
 
-KERNELS = 20260329  # the seed of the kernels and of the target's row; it decides nothing else
 SILENT = 20.0  # the bias of the silent class: all others have probabilities below 2e-8 together
 LARGEST = 1.0  # of the target's logit over public images
-FLAT = 0.9  # how much of a kernel's mean is taken out of it, so that it stresses details
-ROOM = 1.1  # how far a bias lifts what reaches a ReLU, relative to what it takes on public images
-SHOWN = 256  # public images that are sent through the network to find these
-PLAIN = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
 
 WHOLE = 1e-3  # how far a count may lie from a whole number
 DEVIATIONS = 6.0  # with noise, of a row that is taken for a record's
-SAME = 1 / 256  # root mean square distance of images on the [0, 1] scale that count as one
-SOLVED = 1e-3  # mean square distance of features, relative to their spread, that a certified image has at most
 MATCHED = 1e-8  # the same of gradients, relative to their squares
 STARTS, STEPS = 4, 300  # of the search that matches gradients
 
@@ -94,9 +90,10 @@ def craft_fishing(
         raise AttackRefused(f"fishing needs the gradient of {name}.weight, which is frozen: clients do not upload it")
     if target >= classes:
         raise AttackRefused(f"fishing.target = {target}: the data have {classes} classes, counted from 0")
-    if makes_body and layer.in_features >= shown[0].numel() and _is_plain(model, parameters):
-        parameters |= _clear_body(model, name, shown)
-    has_bins = makes_body and layer.in_features < shown[0].numel() and classes == 2 and _is_mlp(model, parameters)
+    if makes_body and layer.in_features >= shown[0].numel() and why_not_plain(model) is None:
+        made = [key for key, each in model.named_modules() if isinstance(each, (nn.Conv2d, nn.Linear)) and key != name]
+        parameters |= clear_layers(model, made, shown)
+    has_bins = makes_body and layer.in_features < shown[0].numel() and classes == 2 and _is_mlp(model)
     if has_bins:
         parameters |= _binned_body(model, name, shown)
     weight, bias = torch.zeros_like(parameters[f"{name}.weight"]), torch.zeros_like(parameters[f"{name}.bias"])
@@ -119,19 +116,11 @@ def crafted_target(parameters: Vector, layer: str) -> int | None:
     return int(rows[0])
 
 
-def _is_plain(model: nn.Module, parameters: Vector) -> bool:
-    """Whether layers that the server can make follow each other, with nothing but ReLU and pooling between them."""
-    if not all(isinstance(layer, (*PLAIN, nn.Sequential)) for layer in model.modules()):
-        return False
-    made = [name for name, layer in model.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
-    return all(f"{name}.{part}" in parameters for name in made for part in ("weight", "bias"))
-
-
-def _is_mlp(model: nn.Module, parameters: Vector) -> bool:
+def _is_mlp(model: nn.Module) -> bool:
     """Whether the server can make a network of at least two Linear layers with ReLU between them."""
     linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     others = any(isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)) for layer in model.modules())
-    return len(linear) > 1 and not others and _is_plain(model, parameters)
+    return len(linear) > 1 and not others and why_not_plain(model) is None
 
 
 def _binned_body(model: nn.Module, last: str, images: Tensor) -> Vector:
@@ -151,52 +140,10 @@ def _binned_body(model: nn.Module, last: str, images: Tensor) -> Vector:
     return {name: value.detach() for name, value in made.items()}
 
 
-def _clear_body(model: nn.Module, last: str, images: Tensor) -> Vector:
-    """Kernels that stress details, and biases that let everything pass, of the layers before the last."""
-    network, generator = copied(model).eval(), torch.Generator().manual_seed(KERNELS)
-
-    def make(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
-        weight.copy_(_kernels(weight, generator))
-        bias.zero_()
-        result = layer.forward(*given)
-        bias.copy_(-ROOM * result.transpose(0, 1).flatten(1).amin(dim=1))
-
-    made = {name: layer for name, layer in network.named_modules() if isinstance(layer, (nn.Conv2d, nn.Linear))}
-    del made[last]
-    with until_the_end([layer.register_forward_pre_hook(make) for layer in made.values()]), torch.no_grad():
-        network(images)
-    return {
-        f"{name}.{part}": value.detach() for name, layer in made.items() for part, value in layer.named_parameters()
-    }
-
-
-def _kernels(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Orthogonal kernels of a weight's shape; of convolutions, most of each channel's mean is taken out."""
-    drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-    if drawn.ndim > 2:
-        drawn = drawn - FLAT * drawn.mean(dim=(2, 3), keepdim=True)
-    left, _, right = torch.linalg.svd(drawn.flatten(1), full_matrices=False)
-    kernels: Tensor = left @ right
-    return kernels.view_as(weight).to(weight)
-
-
-def _features(network: Network, parameters: Vector, layer: str, images: Tensor) -> Tensor:
-    """What the last layer gets (B, F) for images (B, C, H, W)."""
-    given: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        given.append(inputs[0])
-
-    with until_the_end([network.model.get_submodule(layer).register_forward_pre_hook(keep)]):
-        functional_call(network.model, parameters, (images,))
-    return given[0]
-
-
 def _target_row(network: Network, parameters: Vector, layer: str, images: Tensor, *, even: bool) -> Tensor:
     """Weights, random or all the same, whose logits of public images are small next to the silent class's."""
     with torch.no_grad():
-        features = _features(network, parameters, layer, images)
+        features = features_of(network.model, parameters, layer, images)
     row = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(KERNELS)).to(features)
     row = torch.ones_like(row) if even else row
     return row * LARGEST / (features @ row).abs().max().clamp(min=1e-30)
@@ -330,40 +277,14 @@ def _from_bins(scene: Scene, victim: Victim, catch: Catch) -> Landed | None:
 
 def _from_features(scene: Scene, victim: Victim, catch: Catch, iterations: int) -> Landed:
     """The most probable images given their features, and whether a second search ends there, too."""
-    wide = torch.float32 if scene.network.device.type == "mps" else torch.float64
-    network = scene.network.cast(wide)
-    parameters = {name: value.to(wide) for name, value in victim.parameters.items()}
-    coordinates = coordinates_of(scene.shape).to(scene.mean.to(wide))
-    count, wanted = len(catch.labels), catch.features.to(wide)
-    if not count:
+    reader = FeatureReader.of(scene, victim, catch.layer)
+    wanted = catch.features.to(reader.network.dtype)
+    if not len(wanted):
         return Landed(mean_image(scene)[None][:0], wanted.new_zeros(0), wanted.new_zeros(0, dtype=torch.bool))
-    spreads = wanted.var(dim=1).clamp(min=1e-30)
-    # Half the squared coordinates are the prior's energy, and noise has this variance relative to the spread.
-    noise = catch.deviations.to(wide).square() / spreads
-
-    def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        leaf, which = points.detach().requires_grad_(), index % count
-        with torch.enable_grad():
-            shown = coordinates.images(leaf.unflatten(1, scene.shape))
-            given = _features(network, parameters, catch.layer, shown)
-            values = (given - wanted[which]).square().sum(dim=1) / spreads[which]
-            values = values + noise[which] * leaf.square().sum(dim=1)
-            (gradients,) = torch.autograd.grad(values.sum(), leaf)
-        return values.detach() / wanted.shape[1], gradients / wanted.shape[1]
-
-    generator = torch.Generator().manual_seed(KERNELS)
-    random = torch.randn(count, scene.pixels, generator=generator).to(wanted)
-    starts, steps = torch.zeros_like(random), min(iterations, STEPS)
     provable = catch.is_certain and wanted.shape[1] >= scene.pixels
-    if provable:
-        starts, steps = torch.cat([starts, random]), iterations
-    target = 4 * noise.repeat(2)[: len(starts)] if catch.is_certain else None
-    ended = minimise(evaluate, starts, steps, target=target)
-    images = coordinates.images(ended.points.unflatten(1, scene.shape))
-    # Without a second start the last image is the first one: nothing is compared, and nothing certified.
-    apart = ((images[:count] - images[-count:]) * scene.std).square().flatten(1).mean(dim=1).sqrt()
-    certified = (apart < SAME) & (ended.values[:count] < SOLVED) & provable
-    return Landed(scene.box(images[:count].to(scene.mean)), ended.values[:count], certified)
+    steps = iterations if provable else min(iterations, STEPS)
+    found = reader.searched(wanted, catch.deviations, steps, twice=provable, ends=catch.is_certain)
+    return Landed(scene.box(found.images.to(scene.mean)), found.misfits, found.determined)
 
 
 def _target_image(

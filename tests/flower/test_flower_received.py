@@ -57,6 +57,7 @@ def test_honest_training_raises_no_alarm() -> None:
     ("attack", "settings", "layer"),
     [
         (ImprintSettings(), NETWORKS[0], "hidden1.weight"),
+        (ImprintSettings(), NETWORKS[3], "hidden.weight"),
         (FishingSettings(), NETWORKS[0], "output.weight"),
         (FishingSettings(), NETWORKS[1], "output.weight"),
         (FishingSettings(), NETWORKS[2], "output.weight"),

@@ -285,7 +285,10 @@ def test_settings_that_cannot_work_are_refused_when_they_are_read(
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"model": {"name": "lenet"}}, "model.name = 'lenet': imprint needs a network whose first layer is a Linear"),
+        (
+            {"model": {"name": "lenet"}},
+            "model.name = 'lenet': imprint needs a ReLU and another Linear layer right after output",
+        ),
         ({"model": {**MODEL, "activation": "tanh"}}, "imprint needs a ReLU and another Linear layer right after"),
         ({"adversary": {**ACTIVE, "imprint": {"bins": 201}}}, "imprint.bins = 201: .* has 200 rows"),
         ({"federation": {"algorithm": "fedavg"}}, "imprint reads one gradient; the clients train for .* local step"),

@@ -7,11 +7,19 @@ its bin is ``(dW_k - dW_{k+1}) / (db_k - db_{k+1})``, exactly.
 
 Not in the paper: the brightness's weights differ a little from pixel to pixel, so that images of few grey levels do not
 coincide, and the first layer is small and the second large, so that clipping bounds the image rather than the rest.
+
+Behind convolutions the first Linear layer gets features in place of the image. The server makes the kernels, too, and
+biases that let all through the ReLUs; so a bin holds the features of its image. Without max pooling these are linear
+equations for the pixels; with it, the image is searched for.
+
+A record is certified if its amplitude, which two records of one bin would add up to, is the very one that the network
+gives this image and one of the labels, and its features determine the pixels: equations of full rank that are solved,
+or two searches from different starts that end at one image with these features.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +27,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedpriv.attacks.methods.imprint import ImprintSettings
-from fedpriv.attacks.reconstruction.dummy_gradients.network import dummy_gradients
-from fedpriv.attacks.reconstruction.priors import GaussianPrior
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, dummy_gradients
+from fedpriv.attacks.reconstruction.first_layer.closed_form import ROUNDING
+from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.priors import MOST_IMAGES, GaussianPrior, fit_prior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.reconstruction.variables import coordinates_of
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import copied
+from fedpriv.gradients.calls import copied, until_the_end
 
 UNREAD = -1  # in place of a label that is not read
 
@@ -68,6 +79,11 @@ BRIGHTNESS = 20240411  # the seed of the weights of the brightness
 UNEVEN = 0.5  # how far the weights of the brightness lie from their mean, relative
 # Of the first layer; a power of two, so that nothing is rounded. The second layer undoes it.
 SMALL = 2.0**-10
+KERNELS = 20260329  # the seed of kernels; it decides nothing else
+FLAT = 0.9  # how much of a kernel's mean is taken out of it, so that it stresses details
+ROOM = 1.1  # how far a bias lifts what reaches a ReLU, relative to what it takes on public images
+SHOWN = 256  # public images that are sent through the network at once
+PLAIN = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
 
 
 @dataclass(frozen=True)
@@ -77,10 +93,16 @@ class ImprintLayers:
     weight: str  # name of the first layer's weight (bins, pixels)
     bias: str  # name of the first layer's bias (bins,)
     next_weight: str  # name of the weight (features, bins) of the layer that follows it after a ReLU
+    body: tuple[str, ...] = ()  # the convolutions before it; none: it is given the image itself
+
+    @property
+    def first(self) -> str:
+        """The name of the first layer."""
+        return self.weight.removesuffix(".weight")
 
 
 def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> ImprintLayers:
-    """Find the Linear layer that is given the image (C, H, W) itself, and the one behind its ReLU."""
+    """Find the Linear layer that is given the image (C, H, W), or what convolutions make of it, and the next one."""
     network = copied(model).eval()
     parameter = next(network.parameters())
     generator = torch.Generator().manual_seed(PROBE)
@@ -90,16 +112,76 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
         network(images)
     flat = images.flatten(1)
     first = next((call for call in calls if _equal(call.given, flat)), None)
+    body: tuple[str, ...] = ()
+    if first is None:
+        body = tuple(name for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
+        first = next(iter(calls), None) if body else None
     if first is None or first.layer.bias is None:
         raise AttackRefused(
-            "imprint needs a network whose first layer is a Linear layer with bias, behind nothing but flattening; "
-            "this network has none"
+            "imprint needs a network whose first layer is a Linear layer with bias, behind nothing but flattening or "
+            "convolutions; this network has none"
         )
     passed = first.result.clamp(min=0)
     second = next((call for call in calls if _equal(call.given, passed)), None)
     if second is None:
-        raise AttackRefused(f"imprint needs a ReLU and another Linear layer right after {first.name or 'the first'}")
-    return ImprintLayers(f"{first.name}.weight", f"{first.name}.bias", f"{second.name}.weight")
+        raise AttackRefused(
+            f"imprint needs a ReLU and another Linear layer right after {first.name or 'the first'}, so that rows hold "
+            "images back; fishing reads networks whose only Linear layer is the last"
+        )
+    return ImprintLayers(f"{first.name}.weight", f"{first.name}.bias", f"{second.name}.weight", body)
+
+
+def why_not_plain(model: nn.Module) -> str | None:
+    """The first layer that the server cannot make pass images on; ``None``: ReLU and pooling are all between others."""
+    for name, layer in model.named_modules():
+        made = isinstance(layer, (nn.Conv2d, nn.Linear))
+        if made and (layer.bias is None or not all(value.requires_grad for value in layer.parameters())):
+            return f"{name} (without a bias, or frozen)"
+        is_container = any(layer.children()) and not any(True for _ in layer.parameters(recurse=False))
+        if not is_container and not isinstance(layer, PLAIN):
+            return f"{name or 'the network'} ({type(layer).__name__})"
+    return None
+
+
+def clear_layers(model: nn.Module, names: Sequence[str], images: Tensor) -> Vector:
+    """Kernels that stress details, and biases that let everything pass, of convolutions and Linear layers."""
+    network, generator = copied(model).eval(), torch.Generator().manual_seed(KERNELS)
+
+    def make(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
+        weight.copy_(_kernels(weight, generator))
+        bias.zero_()
+        result = layer.forward(*given)
+        bias.copy_(-ROOM * result.transpose(0, 1).flatten(1).amin(dim=1))
+
+    made = {name: network.get_submodule(name) for name in names}
+    with until_the_end([layer.register_forward_pre_hook(make) for layer in made.values()]), torch.no_grad():
+        network(images[:: -(-len(images) // SHOWN)])
+    return {
+        f"{name}.{part}": value.detach() for name, layer in made.items() for part, value in layer.named_parameters()
+    }
+
+
+def _kernels(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Orthogonal kernels of a weight's shape; of convolutions, most of each channel's mean is taken out."""
+    drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    if drawn.ndim > 2:
+        drawn = drawn - FLAT * drawn.mean(dim=(2, 3), keepdim=True)
+    left, _, right = torch.linalg.svd(drawn.flatten(1), full_matrices=False)
+    kernels: Tensor = left @ right
+    return kernels.view_as(weight).to(weight)
+
+
+def features_of(model: nn.Module, parameters: Vector, layer: str, images: Tensor) -> Tensor:
+    """What a layer gets (B, F) for images (B, C, H, W)."""
+    given: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        given.append(inputs[0])
+
+    with until_the_end([model.get_submodule(layer).register_forward_pre_hook(keep)]):
+        functional_call(model, parameters, (images,))
+    return given[0]
 
 
 def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatModel, bins: int | None = None) -> Vector:
@@ -117,11 +199,18 @@ def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatMode
     if frozen := [name for name in names if name not in parameters]:
         raise AttackRefused(f"imprint needs the gradient of {frozen[0]}, which is frozen: clients do not upload it")
     weight, bias, following = (parameters[name] for name in names)
+    if layers.body and (reason := why_not_plain(model)):
+        raise AttackRefused(f"imprint cannot make {reason} pass on the image to {layers.first}")
     rows = len(weight)
     if bins is not None and bins > rows:
         raise AttackRefused(f"imprint.bins = {bins}: the first layer ({layers.weight}) has {rows} rows")
-    weight.copy_((SMALL * brightness(weight)).expand_as(weight))
-    measured = public_images.flatten(1).to(weight).double() @ weight[0].double()
+    parameters |= clear_layers(model, layers.body, public_images.to(weight))
+    network = copied(model).eval()
+    with torch.no_grad():
+        parts = [features_of(network, parameters, layers.first, part) for part in public_images.to(weight).split(SHOWN)]
+    features = torch.cat(parts).double()
+    weight.copy_((SMALL * (_spread(parts[0]) if layers.body else brightness(weight))).expand_as(weight))
+    measured = features @ weight[0].double()
     bias.copy_(-cut_points(measured, bins or rows, rows))
     following.copy_(_column(len(following), measured)[:, None].expand_as(following) / (bins or rows))
     return parameters
@@ -140,6 +229,12 @@ def brightness(weight: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(BRIGHTNESS)
     uneven = 1 + UNEVEN * (2 * torch.rand(pixels, generator=generator, dtype=torch.float64) - 1)
     return (uneven / pixels).to(weight)
+
+
+def _spread(features: Tensor) -> Tensor:
+    """The weights (F,) of features (M, F) by which these differ most; what biases add to all of them cancels."""
+    _, _, directions = torch.linalg.svd((features - features.mean(dim=0)).double(), full_matrices=False)
+    return (directions[0] / directions[0].abs().sum()).to(features)
 
 
 def cut_points(measured: Tensor, bins: int, rows: int) -> Tensor:
@@ -254,7 +349,7 @@ class ImprintRows:
     def in_bin(self, flat: Tensor, bins: Tensor, slack: float) -> Tensor:
         """Whether images (R, P) measure what their bins (R,) say, but for ``slack`` on the scale of the input."""
         upper = torch.cat([self.cuts[1:], self.cuts.new_full((1,), torch.inf)])
-        measured, room = flat @ self.brightness, slack * float(self.brightness.sum())
+        measured, room = flat @ self.brightness, slack * float(self.brightness.abs().sum())
         return (measured > self.cuts[bins] - room) & (measured < upper[bins] + room)
 
 
@@ -287,6 +382,147 @@ def _deviation(values: Tensor) -> float:
     return float(values.abs().median()) / MEDIAN
 
 
+# How images are found from what a layer got of them: as linear equations, or by a search from two starts.
+
+
+SAME = 1 / 256  # root mean square distance of images on the [0, 1] scale that count as one
+SOLVED = 1e-3  # mean square distance of features, relative to their spread, that a certified image has at most
+MOST_PIXELS = 4096  # of an image whose equations are written out
+RIDGE = 1e-12  # of the largest eigenvalue of the equations
+REFINED = 3  # times that a solution is refined, which takes the ridge out of it
+SEARCH = 600  # L-BFGS iterations
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """Images found from features, and how well they fit."""
+
+    images: Tensor  # (n, C, H, W), normalised
+    misfits: Tensor  # (n,), mean square distances of features, relative to their spread
+    determined: Tensor  # bool (n,), whether the features are met, and no other image was found, or exists, for them
+    rank: int  # numbers of an image that features of linear equations tell; of a search, all
+
+
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """What a layer gets of P pixels as linear equations, for the coordinates in which the prior is standard normal."""
+
+    columns: Tensor  # (P, F), what each pixel adds
+    root: Tensor  # (P, P), of the prior's covariance
+    scaled: Tensor  # (P, F), what each coordinate adds
+    factor: Tensor  # (P, P), of the coordinates' normal equations
+    rank: int  # numbers of an image that the features tell
+    least: float  # the least eigenvalue of the pixels' normal equations
+
+    @staticmethod
+    def of(columns: Tensor, prior: GaussianPrior) -> "Equations":
+        """Prepare them to be solved."""
+        wide, outside = prior.variances.sqrt(), prior.rest**0.5
+        root = (prior.basis * (wide - outside)) @ prior.basis.mT
+        root.diagonal().add_(outside)
+        eigenvalues = torch.linalg.eigvalsh(columns @ columns.mT)
+        scaled = root @ columns
+        squares = scaled @ scaled.mT
+        squares.diagonal().add_(RIDGE * squares.diagonal().sum())
+        rank = int((eigenvalues > RIDGE**0.5 * eigenvalues[-1]).sum())
+        return Equations(columns, root, scaled, torch.linalg.cholesky(squares), rank, float(eigenvalues[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureReader:
+    """The layers before one whose inputs were read, in float64 where the device has it."""
+
+    scene: Scene
+    network: Network
+    parameters: Vector
+    layer: str  # the name of the layer whose inputs were read
+
+    @staticmethod
+    def of(scene: Scene, victim: Victim, layer: str) -> "FeatureReader":
+        """Make them of what the clients were sent."""
+        wide = torch.float32 if scene.network.device.type == "mps" else torch.float64
+        parameters = {name: value.to(wide) for name, value in victim.parameters.items()}
+        return FeatureReader(scene, scene.network.cast(wide), parameters, layer)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """What the layer gets (n, F) for images (n, C, H, W)."""
+        return features_of(self.network.model, self.parameters, self.layer, images)
+
+    @cached_property
+    def middle(self) -> Tensor:
+        """The prior's mean image (C, H, W)."""
+        return self.scene.prior.mean.to(self.network.dtype).unflatten(0, self.scene.shape)
+
+    @cached_property
+    def equations(self) -> Equations:
+        """What the layer gets as linear equations for the pixels, as long as all ReLUs are open."""
+        start, units = self(self.middle[None]), torch.eye(self.scene.pixels).to(self.middle)
+        parts = units.unflatten(1, self.scene.shape).split(SHOWN)
+        columns = torch.cat([self(self.middle + part) - start for part in parts])
+        return Equations.of(columns, self.scene.prior.to(columns))
+
+    @property
+    def prior(self) -> GaussianPrior:
+        """What features look like: fitted to those of the public images."""
+        if self.scene.public_images is None:
+            raise AttackRefused("imprint behind convolutions needs public images to tell features from noise")
+        images = (self.scene.public_images[:MOST_IMAGES].to(self.scene.mean) - self.scene.mean) / self.scene.std
+        with torch.no_grad():
+            features = torch.cat([self(part.to(self.network.dtype)) for part in images.split(SHOWN)])
+        return fit_prior(features[:, :, None, None])
+
+    def shown(self, wanted: Tensor) -> Shown:
+        """The images of features (n, F) that are known up to rounding, by the way that there is."""
+        pools = any(isinstance(layer, nn.MaxPool2d) for layer in self.network.model.modules())
+        if pools or self.scene.pixels > MOST_PIXELS:
+            deviations = ROUNDING * wanted.square().mean(dim=1).sqrt()
+            return self.searched(wanted, deviations, SEARCH, twice=True, ends=True)
+        return self.solved(wanted)
+
+    @torch.no_grad()
+    def solved(self, wanted: Tensor) -> Shown:
+        """The solutions of linear equations that are nearest to the prior's mean, in its deviations."""
+        pixels, middle, equations = self.scene.pixels, self.middle, self.equations
+        start, flat = self(middle[None]), wanted.new_zeros(len(wanted), pixels)
+        for _ in range(REFINED):
+            left = wanted - start - flat @ equations.columns
+            flat = flat + (equations.root @ torch.cholesky_solve(equations.scaled @ left.mT, equations.factor)).mT
+        images = middle + flat.unflatten(1, self.scene.shape)
+        misfits = (self(images) - wanted).square().mean(dim=1)
+        # What is not met, at least by rounding, may all lie along the weakest equation.
+        missed = (ROUNDING**2 * wanted.square().mean(dim=1)).maximum(misfits)
+        off = (missed * wanted.shape[1] / (equations.least * pixels)).sqrt() * self.scene.std.max()
+        return Shown(images, misfits / wanted.var(dim=1), (off < SAME) & (equations.rank == pixels), equations.rank)
+
+    def searched(self, wanted: Tensor, deviations: Tensor, iterations: int, *, twice: bool, ends: bool) -> Shown:
+        """The most probable images given features (n, F) with noise of deviations (n,), and if two searches agree."""
+        shape, count = self.scene.shape, len(wanted)
+        coordinates = coordinates_of(shape).to(self.scene.mean.to(wanted))
+        spreads = wanted.var(dim=1).clamp(min=1e-30)
+        # Half the squared coordinates are the prior's energy, and noise has this variance relative to the spread.
+        noise = deviations.to(wanted).square() / spreads
+
+        def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            leaf, which = points.detach().requires_grad_(), index % count
+            with torch.enable_grad():
+                given = self(coordinates.images(leaf.unflatten(1, shape)))
+                values = (given - wanted[which]).square().sum(dim=1) / spreads[which]
+                values = values + noise[which] * leaf.square().sum(dim=1)
+                (gradients,) = torch.autograd.grad(values.sum(), leaf)
+            return values.detach() / wanted.shape[1], gradients / wanted.shape[1]
+
+        generator = torch.Generator().manual_seed(KERNELS)
+        random = torch.randn(count, self.scene.pixels, generator=generator).to(wanted)
+        starts = torch.cat([torch.zeros_like(random), random]) if twice else torch.zeros_like(random)
+        target = 4 * noise.repeat(2)[: len(starts)] if ends else None
+        ended = minimise(evaluate, starts, iterations, target=target)
+        images = coordinates.images(ended.points.unflatten(1, shape))
+        # Without a second start the last image is the first one: nothing is compared, and nothing certified.
+        apart = ((images[:count] - images[-count:]) * self.scene.std).square().flatten(1).mean(dim=1).sqrt()
+        determined = (apart < SAME) & (ended.values[:count] < SOLVED) & twice
+        return Shown(images[:count], ended.values[:count], determined, self.scene.pixels)
+
+
 # What an active server reads: rows of the gradient are equal from one occupied bin to the next, and the step between
 # two levels is one bin's image times an amplitude, which the bias tells without noise.
 #
@@ -306,6 +542,8 @@ EMPTY = 4
 OUTSIDE = 0.05
 UNIFORM = 12**0.5  # the length of an interval over the standard deviation of what is drawn from it
 ENDLESS = 2**40
+# How far the amplitude of a certified image lies from that of one record with one of the labels, relative.
+LONE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,13 +555,16 @@ class Imprint:
     bins: Tensor  # the number of each image's bin, int64 (R,)
     unexplained: float  # share of the steps' squares that the images leave, the attack's objective
     exact: bool  # whether nothing but rounding disturbs the gradient
+    determined: Tensor  # bool (R,), whether what was read determines the image
+    lost: int  # numbers of an image that convolutions do not pass on
 
-    def note(self, examples: int) -> str:
+    def note(self, examples: int, certified: Tensor) -> str:
         """Say for a person what the figures rest on."""
         count = len(self.images)
         text = f"active server, crafted parameters: {count} of {examples} images stand out"
-        if not self.exact:
-            text += " from the noise"
+        text += f", {int(certified.sum())} of them certified" if self.exact else " from the noise"
+        if self.lost:
+            text += f"; convolutions hold back {self.lost} of {self.images[0].numel()} numbers of each"
         if count < examples:
             text += "; for the others the mean public image is offered, and two of one bin show as a mixture"
         return text
@@ -334,22 +575,28 @@ def run_imprint(
 ) -> Outcome:
     """Run the attack on victims, one after the other."""
     layers = find_imprint_layers(scene.network.model, scene.shape)
-    prints = [read_imprint(scene, victim, layers) for victim in rows]
+    # One for all uploads of a round.
+    readers = {id(victim.parameters): FeatureReader.of(scene, victim, layers.first) for victim in rows if layers.body}
+    prints = [read_imprint(scene, victim, layers, readers.get(id(victim.parameters))) for victim in rows]
     pairs = list(zip(rows, prints, strict=True))
+    named = [_labels(scene, *pair, layers) for pair in pairs]
     count = max(max(len(read.images), victim.model.examples) for victim, read in pairs)
     losses = torch.tensor([read.unexplained for read in prints], dtype=torch.float64)
     report(1, losses)
     filler = mean_image(scene)
     return Outcome(
         torch.stack([filled(read.images, filler, count) for read in prints]),
-        torch.stack([filled(_labels(scene, *pair, layers), torch.tensor(UNREAD), count) for pair in pairs]),
+        torch.stack([filled(labels, torch.tensor(UNREAD), count) for labels, _ in named]),
         losses,
         torch.ones(len(rows), dtype=torch.long),
-        tuple(read.note(victim.model.examples) for victim, read in pairs),
+        tuple(
+            read.note(victim.model.examples, read.determined & (off < LONE))
+            for (victim, read), (_, off) in zip(pairs, named, strict=True)
+        ),
     )
 
 
-def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint:
+def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers, reader: FeatureReader | None) -> Imprint:
     """Read the images off an upload: of bins that stand out from noise, in the valid range and in their own bin."""
     require_one_gradient(victim, ImprintSettings.name)
     title = f"client {victim.client}, round {victim.round}"
@@ -367,12 +614,25 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers) -> Imprint
         flat = steps.weight[bins] / amplitudes[:, None]
     else:
         bins = _occupied(rows, noise, victim.one_scale)
-        amplitudes, flat = _denoised(rows, bins, noise, victim.one_scale, scene.prior)
-    images = flat.unflatten(1, scene.shape)
-    kept = _is_image(scene, images) & rows.in_bin(flat, bins, OUTSIDE / float(scene.std.min()))
+        prior = scene.prior if reader is None else reader.prior
+        amplitudes, flat = _denoised(rows, bins, noise, victim.one_scale, prior)
+    kept = rows.in_bin(flat, bins, OUTSIDE / float(scene.std.min()))
+    if reader is None:
+        images = flat.unflatten(1, scene.shape)
+        shown = Shown(images, flat.new_zeros(len(flat)), torch.ones_like(kept), scene.pixels)
+    else:
+        shown = reader.shown(flat.to(reader.network.dtype))
+    kept &= _is_image(scene, shown.images)
     bins, flat, amplitudes = bins[kept], flat[kept], amplitudes[kept]
-    images = images[kept].to(scene.mean)
-    return Imprint(images, amplitudes, bins.cpu(), _unexplained(steps, bins, amplitudes, flat), exact)
+    return Imprint(
+        shown.images[kept].to(scene.mean),
+        amplitudes,
+        bins.cpu(),
+        _unexplained(steps, bins, amplitudes, flat),
+        exact,
+        shown.determined[kept],
+        scene.pixels - shown.rank,
+    )
 
 
 def _occupied(rows: ImprintRows, noise: StepNoise, one_scale: bool) -> Tensor:
@@ -450,14 +710,15 @@ def _unexplained(steps: RowSteps, bins: Tensor, amplitudes: Tensor, flat: Tensor
     return max(float(left / total), 0.0)
 
 
-def _labels(scene: Scene, victim: Victim, read: Imprint, layers: ImprintLayers) -> Tensor:
-    """The labels (R,) with which the images have the amplitudes that were read."""
+def _labels(scene: Scene, victim: Victim, read: Imprint, layers: ImprintLayers) -> tuple[Tensor, Tensor]:
+    """The labels (R,) with which the images have the amplitudes that were read, and how far off these are, relative."""
     if victim.model.unit == "update" or not len(read.images) or not victim.one_scale:
-        return torch.full((len(read.images),), UNREAD)
+        return torch.full((len(read.images),), UNREAD), torch.ones(len(read.images))
     likely = sorted(set(victim.labels.tolist())) if victim.labels is not None else range(scene.classes)
     candidates = torch.tensor(list(likely), device=read.images.device)
     expected = torch.stack([_expected(scene, victim, layers, read, label) for label in candidates], dim=1)
-    return candidates[(expected - read.amplitudes[:, None]).abs().argmin(dim=1)].cpu()
+    off, best = ((expected / read.amplitudes[:, None]) - 1).abs().min(dim=1)
+    return candidates[best].cpu(), off
 
 
 def _expected(scene: Scene, victim: Victim, layers: ImprintLayers, read: Imprint, label: Tensor) -> Tensor:
