@@ -47,6 +47,7 @@ from studies.arguments import whole
 
 SHORT, LONG, TURNS = 20, 100, 5
 ADAPTER = Path(__file__).with_name("inversion_adapter.py")
+CONVNET = ConvnetSettings()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +63,11 @@ class Gradient:
     network: ModelSettings
 
 
-def make_case(batch: int, seed: int) -> Gradient:
+def make_case(batch: int, seed: int, network: ModelSettings = CONVNET) -> Gradient:
     """Return the case of a batch size."""
     dataset = load_dataset(DataConfig(name="cifar10"), 0)
     rows = [int((dataset.y_train == label).nonzero()[seed]) for label in range(batch)]
-    return gradient_of(dataset, dataset.x_train[rows], dataset.y_train[rows], ConvnetSettings(), seed)
+    return gradient_of(dataset, dataset.x_train[rows], dataset.y_train[rows], network, seed)
 
 
 def gradient_of(dataset: Dataset, images: Tensor, labels: Tensor, network: ModelSettings, seed: int) -> Gradient:
@@ -89,7 +90,8 @@ def run_ours(case: Gradient, attack: str, steps: int) -> tuple[Tensor, float]:
     parameters = {name: value.detach() for name, value in case.model.named_parameters()}
     heard = Observation(1, 0, parameters, case.gradient, public, labels=tuple(sorted(case.labels.tolist())))
     name, given = _named(attack)
-    settings = known_attack(name).model_validate({"iterations": steps, **given})
+    kind = known_attack(name)
+    settings = kind.model_validate({**({"iterations": steps} if "iterations" in kind.model_fields else {}), **given})
     began = time.process_time()
     (reconstruction,) = run_attack(AttackJob(name, [heard], case.model, settings, case.seed))
     return reconstruction.images, 1e3 * (time.process_time() - began) / steps

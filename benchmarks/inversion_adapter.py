@@ -32,12 +32,39 @@ def convnet(parameters: dict[str, torch.Tensor]) -> nn.Sequential:
     return model
 
 
+def lenet(parameters: dict[str, torch.Tensor]) -> nn.Sequential:
+    """The LeNet of fedpriv (``fedpriv/models/lenet.py``), with these parameters."""
+    layers: list[tuple[str, nn.Module]] = []
+    for name, stride in (("conv1", 2), ("conv2", 2), ("conv3", 1)):
+        outputs, inputs = parameters[f"{name}.weight"].shape[:2]
+        layers += [(name, nn.Conv2d(inputs, outputs, 5, stride, 2)), (f"sigmoid{name[-1]}", nn.Sigmoid())]
+    classes, features = parameters["output.weight"].shape
+    model = nn.Sequential(OrderedDict([*layers, ("flatten", nn.Flatten()), ("output", nn.Linear(features, classes))]))
+    model.load_state_dict(parameters)
+    return model
+
+
+def vit_tiny(parameters: dict[str, torch.Tensor]) -> nn.Module:
+    """timm's, for images of 32 pixels in patches of 4."""
+    import timm
+
+    timm.layers.set_fused_attn(False)  # the fused one has no second derivative on a CPU
+    classes = len(parameters["head.bias"])
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=classes)
+    model.load_state_dict(parameters)
+    return model
+
+
 def resnet18(parameters: dict[str, torch.Tensor]) -> nn.Module:
     """torchvision's, with GroupNorm of 32 groups in place of BatchNorm."""
     classes = len(parameters["fc.bias"])
     model: nn.Module = torchvision.models.resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 32))
     model.load_state_dict(parameters)
     return model
+
+
+# A parameter that the networks after it lack -> what builds it.
+NETWORKS = {"conv4.weight": convnet, "conv3.weight": lenet, "pos_embed": vit_tiny, "fc.bias": resnet18}
 
 
 def main(case: str, result: str, attack: str, steps: str, seed: str) -> None:
@@ -47,7 +74,7 @@ def main(case: str, result: str, attack: str, steps: str, seed: str) -> None:
         tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     parameters = {name.removeprefix("parameter "): value for name, value in tensors.items() if "parameter " in name}
     mean, std = (tensors[name].float()[:, None, None] for name in ("mean", "std"))
-    model = convnet(parameters) if "conv4.weight" in parameters else resnet18(parameters)
+    model = next(build for name, build in NETWORKS.items() if name in parameters)(parameters)
     labels = tensors["labels"]
     facts = {name: tensors[name].tolist() for name in ("shape", "mean", "std", "classes")}
     public = SimpleNamespace(modality="vision", **facts)

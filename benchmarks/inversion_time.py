@@ -1,18 +1,19 @@
 """Seconds until a picture is recovered: ours and breaching's, of the same weights, images and gradients.
 
-Usage: python -m benchmarks.inversion_time --environment FOLDER [--cases 1 4 8 resnet18] [--seeds 0] [--most 120]
-       [--levels 20 25 30] [--presets invertinggradients modern] [--json FILE]
+Usage: python -m benchmarks.inversion_time --environment FOLDER [--cases convnet:1 lenet:4 vit_tiny:8 resnet18]
+       [--seeds 0] [--most 120] [--levels 20 25 30] [--presets invertinggradients modern] [--json FILE]
 
-breaching is installed into an environment of its own, FOLDER, unless it is there already. The cases are those of
-:mod:`benchmarks.inversion`: a ConvNet with a batch of CIFAR-10 (``FEDPRIV_DATA``), and torchvision's ResNet-18 with
-GroupNorm, untrained, with one photograph of 128 pixels a side: by the seed scikit-learn's flower or china, or
-matplotlib's Grace Hopper.
+breaching is installed into an environment of its own, FOLDER, unless it is there already. A case is an untrained
+network with a batch of CIFAR-10 as in :mod:`benchmarks.inversion` (``FEDPRIV_DATA``), ``NETWORK:IMAGES``, or
+torchvision's ResNet-18 with GroupNorm and one photograph of 128 pixels a side: by the seed scikit-learn's flower or
+china, or matplotlib's Grace Hopper.
 
 Nobody who attacks knows when to stop, so a time is that of a whole run: each way has runs of more and more steps, each
 with its schedule for so many, and the first whose last images reach a level (PSNR in dB on [0, 1], mean over the batch,
-matched one to one) gives the seconds of processor time. Ours has ``iga_fast`` with one step after its features, and
-with as many steps as it has on features; breaching has its presets ``invertinggradients`` and ``modern``. The better
-way of each side counts. A way ends where its next run would take more than ``--most`` seconds.
+matched one to one) gives the seconds of processor time. Ours are those that docs/attacks.md names for the network;
+"features" is ``iga_fast`` with one step after its features, else it has as many as on features. breaching has its
+presets ``invertinggradients`` and ``modern``. The better way of each side counts. A way ends where its next run would
+take more than ``--most`` seconds.
 """
 
 import argparse
@@ -31,14 +32,30 @@ from torchvision.transforms.functional import center_crop
 from benchmarks.inversion import Gradient, figures, gradient_of, make_case, run_ours, runs_of_theirs
 from benchmarks.measure import options, save, show
 from fedpriv.data.datasets import Dataset
+from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.machinery.settings import ModelSettings
+from fedpriv.models.timm import TimmSettings
 from fedpriv.models.torchvision import TorchvisionSettings
 from studies.arguments import whole
 
-PACKAGES = ("breaching==0.1.2", "torch==2.15.0", "torchvision==0.29.2")
+PACKAGES = ("breaching==0.1.2", "torch==2.15.0", "torchvision==0.29.2", "timm==1.0.31")
 SIDE, CLASSES = 128, 10
 GROWTH = 1.5  # of the steps from run to run
 FIRST_OURS, FIRST_THEIRS = 12, 40
-OURS = ("features", "iga_fast")
+NETWORKS: dict[str, ModelSettings] = {
+    "convnet": ConvnetSettings(),
+    "lenet": LenetSettings(),
+    "vit_tiny": TimmSettings.model_validate({"name": "timm:vit_tiny_patch16_224", "arguments": {"patch_size": 4}}),
+}
+DEFAULT = (*(f"{network}:{images}" for network in NETWORKS for images in (1, 4, 8)), "resnet18")
+CASES = ("resnet18", *(f"{network}:{images}" for network in NETWORKS for images in range(1, CLASSES + 1)))
+OURS = {
+    "features": "iga_fast,feature_iterations={}",
+    "iga_fast": "iga_fast,feature_iterations={}",
+    "idlg": "idlg,restarts=1",
+    "closed_form": "closed_form",
+}
 PRESETS = ("invertinggradients", "modern")
 TOGETHER = 4  # runs of breaching in one process, which takes seconds to start
 
@@ -77,14 +94,22 @@ def resnet_case(seed: int) -> Gradient:
     return gradient_of(dataset, picture, label, TorchvisionSettings(name="torchvision:resnet18", norm="group"), seed)
 
 
-def ours(case: Gradient, after: bool) -> Runs:
-    """``iga_fast`` with so many steps on features, and as many or one after them."""
+def ways_of(case: str) -> tuple[str, ...]:
+    """Ours for the network and the number of images."""
+    network, _, count = case.partition(":")
+    if network == "lenet":
+        return ("idlg",)
+    return ("closed_form",) if (network, count) == ("vit_tiny", "1") else ("features", "iga_fast")
+
+
+def ours(case: Gradient, way: str) -> Runs:
+    """Runs of one of our ways with so many steps."""
 
     def run(steps: Sequence[int]) -> list[tuple[Tensor, float]]:
         made = []
         for number in steps:
-            last = number if after else 1
-            images, milliseconds = run_ours(case, f"iga_fast,feature_iterations={number}", last)
+            last = 1 if way == "features" else number
+            images, milliseconds = run_ours(case, OURS[way].format(number), last)
             made.append((images, milliseconds * last / 1e3))
         return made
 
@@ -123,8 +148,8 @@ def environment(folder: Path) -> str:
 
 
 def _case(name: str) -> str:
-    if name != "resnet18" and name not in map(str, range(1, 11)):
-        raise argparse.ArgumentTypeError(f"{name}: allowed are resnet18 and batches from 1 to 10")
+    if name not in CASES:
+        raise argparse.ArgumentTypeError(f"{name}: allowed: resnet18, {'|'.join(NETWORKS)}:1 to {CLASSES}")
     return name
 
 
@@ -136,7 +161,7 @@ def main() -> None:
     """Measure and print a table."""
     parser = options("inversion_time", __doc__)
     parser.add_argument("--environment", required=True, type=Path, help="folder of the environment with breaching")
-    parser.add_argument("--cases", type=_case, nargs="+", default=["1", "4", "8", "resnet18"], help="batches, resnet18")
+    parser.add_argument("--cases", type=_case, nargs="+", default=list(DEFAULT), help="networks and batches")
     parser.add_argument("--seeds", type=whole(0), nargs="+", default=[0], help="of weights, starts and which images")
     parser.add_argument("--levels", type=float, nargs="+", default=[20.0, 25.0, 30.0], help="PSNR in dB")
     parser.add_argument("--presets", choices=PRESETS, nargs="+", default=PRESETS, help="of breaching")
@@ -147,12 +172,12 @@ def main() -> None:
         rows, kept = [], []
         for name in asked.cases:
             for seed in asked.seeds:
-                case = resnet_case(seed) if name == "resnet18" else make_case(int(name), seed)
-                run_ours(case, "iga_fast,feature_iterations=2", 2)  # what is done once a process
-                made = [
-                    *climb(case, "features", ours(case, False), FIRST_OURS, 1, asked.most, max(asked.levels)),
-                    *climb(case, "iga_fast", ours(case, True), FIRST_OURS, 1, asked.most, max(asked.levels)),
-                ]
+                network, _, images = name.partition(":")
+                case = make_case(int(images), seed, NETWORKS[network]) if images else resnet_case(seed)
+                made = []
+                for way in ways_of(name):
+                    ours(case, way)([2])  # what is done once a process
+                    made += climb(case, way, ours(case, way), FIRST_OURS, 1, asked.most, max(asked.levels))
                 for preset in asked.presets:
                     theirs = partial(runs_of_theirs, case, preset, python=python)
                     made += climb(case, preset, theirs, FIRST_THEIRS, TOGETHER, asked.most, max(asked.levels))
