@@ -84,6 +84,7 @@ FLAT = 0.9  # how much of a kernel's mean is taken out of it, so that it stresse
 ROOM = 1.1  # how far a bias lifts what reaches a ReLU, relative to what it takes on public images
 SHOWN = 256  # public images that are sent through the network at once
 PLAIN = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Identity)
+PASSING = (nn.LeakyReLU, nn.ELU, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
 @dataclass(frozen=True)
@@ -131,14 +132,14 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
     return ImprintLayers(f"{first.name}.weight", f"{first.name}.bias", f"{second.name}.weight", body)
 
 
-def why_not_plain(model: nn.Module) -> str | None:
-    """The first layer that the server cannot make pass images on; ``None``: ReLU and pooling are all between others."""
+def why_not_plain(model: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> str | None:
+    """The first layer that the server cannot make pass images on, if ReLU, pooling and ``others`` do so anyway."""
     for name, layer in model.named_modules():
         made = isinstance(layer, (nn.Conv2d, nn.Linear))
         if made and (layer.bias is None or not all(value.requires_grad for value in layer.parameters())):
             return f"{name} (without a bias, or frozen)"
         is_container = any(layer.children()) and not any(True for _ in layer.parameters(recurse=False))
-        if not is_container and not isinstance(layer, PLAIN):
+        if not is_container and not isinstance(layer, (*PLAIN, *others)):
             return f"{name or 'the network'} ({type(layer).__name__})"
     return None
 
@@ -199,7 +200,7 @@ def craft_parameters(model: nn.Module, public_images: Tensor, threat: ThreatMode
     if frozen := [name for name in names if name not in parameters]:
         raise AttackRefused(f"imprint needs the gradient of {frozen[0]}, which is frozen: clients do not upload it")
     weight, bias, following = (parameters[name] for name in names)
-    if layers.body and (reason := why_not_plain(model)):
+    if layers.body and (reason := why_not_plain(model, PASSING)):
         raise AttackRefused(f"imprint cannot make {reason} pass on the image to {layers.first}")
     rows = len(weight)
     if bins is not None and bins > rows:
@@ -390,6 +391,7 @@ SOLVED = 1e-3  # mean square distance of features, relative to their spread, tha
 MOST_PIXELS = 4096  # of an image whose equations are written out
 RIDGE = 1e-12  # of the largest eigenvalue of the equations
 REFINED = 3  # times that a solution is refined, which takes the ridge out of it
+STRAIGHT = 1e-4  # how much two equal steps of a linear map may differ, relative
 SEARCH = 600  # L-BFGS iterations
 
 
@@ -454,6 +456,14 @@ class FeatureReader:
         return self.scene.prior.mean.to(self.network.dtype).unflatten(0, self.scene.shape)
 
     @cached_property
+    def is_linear(self) -> bool:
+        """Whether features change in proportion to an image: not with max pooling, as a layer or a function."""
+        step = 0.1 * torch.randn(self.scene.shape, generator=torch.Generator().manual_seed(KERNELS)).to(self.middle)
+        with torch.no_grad():
+            up, here, down = self(torch.stack([self.middle + step, self.middle, self.middle - step]))
+        return float((up + down - 2 * here).norm()) < STRAIGHT * float((up - here).norm())
+
+    @cached_property
     def equations(self) -> Equations:
         """What the layer gets as linear equations for the pixels, as long as all ReLUs are open."""
         start, units = self(self.middle[None]), torch.eye(self.scene.pixels).to(self.middle)
@@ -473,11 +483,10 @@ class FeatureReader:
 
     def shown(self, wanted: Tensor) -> Shown:
         """The images of features (n, F) that are known up to rounding, by the way that there is."""
-        pools = any(isinstance(layer, nn.MaxPool2d) for layer in self.network.model.modules())
-        if pools or self.scene.pixels > MOST_PIXELS:
-            deviations = ROUNDING * wanted.square().mean(dim=1).sqrt()
-            return self.searched(wanted, deviations, SEARCH, twice=True, ends=True)
-        return self.solved(wanted)
+        if self.is_linear and self.scene.pixels <= MOST_PIXELS:
+            return self.solved(wanted)
+        deviations = ROUNDING * wanted.square().mean(dim=1).sqrt()
+        return self.searched(wanted, deviations, SEARCH, twice=True, ends=True)
 
     @torch.no_grad()
     def solved(self, wanted: Tensor) -> Shown:
