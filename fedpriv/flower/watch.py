@@ -5,6 +5,7 @@ learns the task, the batch size, the steps and the learning rates, which an adve
 examples apart, by which attacks are scored and which they never see.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -52,6 +53,8 @@ _BINARY: Mapping[str, Task] = {
     "binary_cross_entropy": "one probability",
 }
 _CLIPPING = "_group_tensors_by_device_and_dtype"
+# What peft leaves out of the names that it sends; of DoRA, the weight's as well.
+_PEFT = re.compile(r"(?<=lora_magnitude_vector)\.default\.weight$|\.(modules_to_save\.)?default(?=\.|$)")
 _BESIDES = ("labels", "label", "attention_mask", "token_type_ids", "position_ids")  # what is given with an example
 
 
@@ -313,7 +316,7 @@ def names_in(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Mappin
     state = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     parameters = dict(module.named_parameters())
     needed = {name: value for name, value in parameters.items() if value.requires_grad}
-    adapters = {name.replace(".default.", "."): name for name in state}  # as peft sends them
+    adapters = {_PEFT.sub("", name): name for name in state}
     numbered = in_order(shapes)
     ways: list[dict[str, str]] = [{name: name for name in shapes}, {name: adapters.get(name, "") for name in shapes}]
     ways += [dict(zip(numbered, own, strict=True)) for own in (state, parameters, needed) if len(own) == len(numbered)]

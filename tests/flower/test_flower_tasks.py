@@ -22,7 +22,7 @@ from fedpriv.flower.attack import TappedSummary, attack_tapped
 from fedpriv.flower.folder import Exchange, TrainedOn, joined, read_exchanges
 from fedpriv.flower.inference import Records, inferred
 from fedpriv.flower.uploads import dense_layers, first_inputs
-from fedpriv.flower.watch import Batch
+from fedpriv.flower.watch import Batch, names_in
 from tests.flower.apps import context, question, settings
 
 THERE, FEATURES = "tests.flower.test_flower_tasks", 6
@@ -224,6 +224,30 @@ def test_dense_layers_are_paired_in_any_layout(layout: str) -> None:
     found = first_inputs(update)
     assert found is not None
     torch.testing.assert_close(found, image, atol=1e-4, rtol=1e-4)
+
+
+def test_adapters_are_found_by_the_names_that_peft_sends() -> None:
+    """LoRA, DoRA, LoRA of a table, and a head that is trained whole, as peft 0.21 names and sends each."""
+    linear, default = nn.Linear(3, 2), lambda inner: nn.ModuleDict({"default": inner})
+    mid = {"lora_A": default(linear), "lora_magnitude_vector": default(nn.Linear(1, 2, bias=False))}
+    head = {"original_module": nn.Linear(3, 2), "modules_to_save": default(nn.Linear(3, 2))}
+    table = nn.Module()
+    table.lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.zeros(2, 9))})
+    net = nn.ModuleDict({"mid": nn.ModuleDict(mid), "head": nn.ModuleDict(head), "table": table})
+    sent = {
+        "mid.lora_A.weight": (2, 3),
+        "mid.lora_magnitude_vector": (2, 1),
+        "head.weight": (2, 3),
+        "head.bias": (2,),
+        "table.lora_embedding_A": (2, 9),
+    }
+    assert [*names_in(net, sent).values()] == [
+        "mid.lora_A.default.weight",
+        "mid.lora_magnitude_vector.default.weight",
+        "head.modules_to_save.default.weight",
+        "head.modules_to_save.default.bias",
+        "table.lora_embedding_A.default",
+    ]
 
 
 @pytest.mark.parametrize("named", [True, False])
