@@ -289,7 +289,7 @@ def _labels(labels: np.ndarray) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
-_VERSION = 2  # of what entries hold, and of how pictures are read
+_VERSION = 3  # of what entries hold, and of how pictures are read
 _MOST = 8  # entries; the ones that were used last stay
 
 

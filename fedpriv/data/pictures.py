@@ -22,6 +22,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".w
 
 _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _TURNED = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # where a picture may say that it is turned
+_TWELVE_BITS = 16  # 4095 where 65,535 is white, of 255
 _BYTES_OF_A_PIXEL = 8  # as unpacked, and as RGB
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHUNK = struct.Struct(">I4s")  # how long it is, and its kind
@@ -61,6 +62,11 @@ def read_pictures(
         pile[row if places is None else places[row]] = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
     if pile is None:
         raise InputError(f"{where}: there is no picture in it")
+    if all(each.max() <= _TWELVE_BITS for each in pile) and _mode(content).startswith("I"):
+        raise InputError(
+            f"{where}: its pictures have 16 bits and are nearly black, as where 12 bits are used: none has more than "
+            f"{pile.max()} of 255 where 65535 is white; save 8 bits, or multiply by {255 // max(int(pile.max()), 1)}"
+        )
     return pile
 
 
@@ -120,6 +126,13 @@ def _plain_size(content: bytes) -> tuple[int, int] | None:
         place = end + 4
     width, height = struct.unpack_from(">II", content, 16)
     return (width, height) if kind == b"IEND" and place == len(content) else None
+
+
+def _mode(content: str | bytes) -> str:
+    from PIL import Image
+
+    with _opened(content) as stream, Image.open(stream) as picture:
+        return picture.mode
 
 
 def _opened(content: str | bytes) -> IO[bytes]:

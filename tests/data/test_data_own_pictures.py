@@ -719,3 +719,12 @@ def test_sixteen_bits_that_would_be_black_are_refused(tmp_path: Path) -> None:
     words = refusal("npz", path)
 
     assert "x_train is uint16 up to 2" in words and "nearly black where 65535 is white" in words
+
+    for number, each in enumerate(drawn):
+        folder = tmp_path / "scans" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(each * 16).save(folder / f"{number}.png")
+    words = refusal("folder", tmp_path / "scans")
+    assert "have 16 bits and are nearly black" in words and "where 65535 is white" in words
+    Image.fromarray(drawn[0] * 256).save(tmp_path / "scans" / "a" / "bright.png")  # the others are dark beside it
+    assert images(loaded("folder", tmp_path / "scans")).max() > 200
