@@ -56,7 +56,7 @@ class Cells:
     numbers: NDArray[np.int64]  # of its rows in the file, from 1
     empty: tuple[str, ...] | None  # texts that mean that a cell is empty; `None`: nobody says
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Of the columns."""
         return tuple(self.table.column_names)
