@@ -71,7 +71,8 @@ _UNUSED = Claim(0.0, "no client that holds a record of this person released anyt
 
 def _adjacency(release: Release) -> str:
     becomes = "count as zero" if release.adjacency == "zero-out" else "are replaced by any others"
-    return f"{release.adjacency} of a person: all records of one person, at all clients that hold them, {becomes}"
+    records = "all training records of one person, at all clients that hold them,"
+    return f"{release.adjacency} of a person: {records} {becomes}"
 
 
 def _pure(shares: Sequence[Share]) -> Claim:

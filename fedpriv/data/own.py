@@ -37,27 +37,41 @@ class OwnFile(Source):
 
 
 def split_rows(
-    owners: Sequence[str] | None, count: int, share: float, where: str, key: str = "data.test_share"
+    owners: Sequence[str] | None,
+    count: int,
+    share: float,
+    where: str,
+    key: str = "data.test_share",
+    people: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the test examples, the share of each owner's or of all, and return the rows of training and of test data."""
+    """Draw the test examples, the share of each owner's or of all, and return the rows of training and of test data.
+
+    All examples of one of ``people`` are on one side: a person's test examples would be public, and a model that knows
+    the person would be tested on it.
+    """
     import numpy as np
 
     from fedpriv.core.randomness import numpy_stream
 
-    order = numpy_stream(PUBLIC_SEED, "test rows").permutation(count)
-    numbers = np.zeros(count, np.int64) if owners is None else Keys.of(owners, ()).train
+    units = np.arange(count) if people is None else np.unique(people, return_inverse=True)[1]
+    first = np.unique(units, return_index=True)[1]  # a person counts for the client of the first example
+    order = numpy_stream(PUBLIC_SEED, "test rows").permutation(len(first))
+    numbers = np.zeros(len(first), np.int64) if owners is None else Keys.of(owners, ()).train[first]
     sizes = np.bincount(numbers)
     grouped = order[np.argsort(numbers[order], kind="stable")]
-    place = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each among its owner's
-    is_test = place < np.repeat(np.rint(share * sizes), sizes)
+    place = np.arange(len(first)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each among its owner's
+    is_test = np.isin(units, grouped[place < np.repeat(np.rint(share * sizes), sizes)])
     if is_test.all() or not is_test.any():
         lacking = "training" if is_test.all() else "test"
-        whose = f"{count}" if owners is None or not count else f"each client's, at most {sizes.max()},"
-        raise InputError(f"{where}: {key} = {share:g} of {whose} examples leaves no {lacking} example")
-    return np.sort(grouped[~is_test]), np.sort(grouped[is_test])
+        whose = f"{len(first)}" if owners is None or not count else f"each client's, at most {sizes.max()},"
+        what = "examples" if people is None else "persons"
+        raise InputError(f"{where}: {key} = {share:g} of {whose} {what} leaves no {lacking} example")
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
-def order_rows(owners: Sequence[str] | None, count: int, given: int, place: Place) -> tuple[np.ndarray, int]:
+def order_rows(
+    owners: Sequence[str] | None, count: int, given: int, place: Place, people: Sequence[str] | None = None
+) -> tuple[np.ndarray, int]:
     """Return the rows in their order, training before test data, and how many are test data; the last ``given`` are."""
     import numpy as np
 
@@ -67,7 +81,7 @@ def order_rows(owners: Sequence[str] | None, count: int, given: int, place: Plac
                 key="data.test_share", given=place.test_share, allowed=f"{place.path} has test data of its own"
             )
         return np.arange(count), given
-    train, test = split_rows(owners, count, place.test_share or TEST_SHARE, place.path)
+    train, test = split_rows(owners, count, place.test_share or TEST_SHARE, place.path, people=people)
     return np.concatenate([train, test]), len(test)
 
 

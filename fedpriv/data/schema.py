@@ -430,12 +430,13 @@ class Schema:
 
 
 def schema_of(parts: Sequence[Cells], table: TableConfig, key: str, owner: str) -> Schema:
-    """Return the schema of training and test rows; of one part, a share of the rows is drawn as test rows."""
+    """Return the schema of training and test rows; of one part, a share of rows, or persons, is drawn as test rows."""
     if len(parts) > 1:
         return Schema(parts[0], parts[1], table, key, owner)
     (cells,) = parts
     owners = _owners(cells, key) if key and key in cells.names else None  # a column may have the empty name
-    train, test = split_rows(owners, len(cells), table.test_share, cells.where, "data.table.test_share")
+    people = _owners(cells, owner, "owner") if owner not in ("", key) and owner in cells.names else None
+    train, test = split_rows(owners, len(cells), table.test_share, cells.where, "data.table.test_share", people)
     return Schema(rows_of(cells, train), rows_of(cells, test), table, key, owner)
 
 
@@ -530,6 +531,8 @@ def _neither(found: _Texts) -> Contents | None:
 
     if found.marks.all():
         return Contents("other", f"holds nothing but {', '.join(map(repr, found.listed(found.marks)))}")
+    if found.others.sum() < _LEAST:  # of thousands of columns of numbers each pattern would take a minute
+        return None
     for what, pattern, instead in _OTHERS:
         hits = pc.match_substring_regex(found.texts, pattern).to_numpy(zero_copy_only=False) & found.others
         if what == _WITH_UNIT:

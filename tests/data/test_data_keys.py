@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score
 
+from fedpriv.algorithms.rounds import ledger as rounds_ledger
 from fedpriv.core.config import DataConfig, Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
@@ -18,6 +19,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.data.files import Keys
+from fedpriv.data.own import split_rows
 from fedpriv.data.partition import partition_indices
 
 HOSPITALS = [f"hospital {number:02}" for number in range(30)]
@@ -152,8 +154,13 @@ def test_a_person_is_found_at_every_client(tmp_path: Path, form: str, monkeypatc
     assert all(pair in pairs for pair in zip(part_rows, part.owners.tolist(), strict=True))
     assert len(whole.owners) == len(whole.x_train)
     assert form == "npz" or [column.name for column in whole.columns] == ["age"]
-    expected = np.bincount([HOSPITALS.index(owner) for owner in owners])
-    assert (np.bincount(whole.owners) <= expected).all()
+    held = np.bincount(whole.owners)
+    if form == "npz":
+        assert held.tolist() == [owners.count(name) for name in HOSPITALS[:7]]
+    elif form == "csv by key":
+        assert len(held) == 7
+    else:  # all rows of a person are for training, or all for the test
+        assert len(held) == 6 and set(held.tolist()) <= {40 // 7, 40 // 7 + 1}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +177,22 @@ def test_wrong_owners(tmp_path: Path, change: dict[str, Any], words: str) -> Non
         loaded(tree)
 
 
-def test_the_ledger_has_persons_over_all_clients(tmp_path: Path) -> None:
+def test_a_persons_examples_are_all_for_training_or_all_for_the_test() -> None:
+    """Of each client a fifth of the persons; without persons the rows are those that they were."""
+    clients = ["large"] * 100 + ["small"] * 30 + ["single"]
+    people = [f"{client}{number // 4}" for number, client in enumerate(clients[:-1])] + ["large0"]
+    train, test = split_rows(clients, len(clients), 0.2, "a file", people=people)
+    assert sorted([*train, *test]) == list(range(131))
+    sides = [{people[row] for row in part} for part in (train, test)]
+    assert not sides[0] & sides[1]
+    assert [sum(person.startswith(client) for person in sides[1]) for client in ("large", "small")] == [5, 2]
+    alone = split_rows(clients, len(clients), 0.2, "a file", people=list(map(str, range(131))))
+    assert len(alone[1]) == 26
+    with pytest.raises(InputError, match=r"0\.2 of 1 persons leaves no test example"):
+        split_rows(None, 9, 0.2, "a file", people=["one"] * 9)
+
+
+def test_the_ledger_has_persons_over_all_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their records at each client are counted from the partition; one at one client has the client's own figure."""
     owners = ["one", *[f"p{number % 9}" for number in range(99)]]
     given = validated(
@@ -201,6 +223,10 @@ def test_the_ledger_has_persons_over_all_clients(tmp_path: Path) -> None:
     assert worst.epsilon > ledger.worst.epsilon
     assert any(worst.held in sentence for sentence in summary.verdict)
     assert "One person over all clients" in write_report(tmp_path / "run").read_text(encoding="utf-8")
+    monkeypatch.setattr(rounds_ledger, "_MOST_PROFILES", 1)
+    (bound,) = rounds_ledger.run_ledger(world, RunFolder.open(tmp_path / "run")).people
+    assert bound.held.startswith("at most ") and bound.count == len(held)
+    assert bound.epsilon is not None and bound.epsilon >= worst.epsilon
 
 
 # --- federations of clients by nature -----------------------------------------------------------------------------

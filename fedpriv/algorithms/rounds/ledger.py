@@ -44,7 +44,7 @@ _COPIES = (
 )
 
 
-_MOST_PROFILES = 32  # ways in which persons' records may lie at clients; of more one bound is computed for all
+_MOST_PROFILES = 256  # ways in which persons' records may lie at clients; of more one bound is computed for all
 
 _EVERY_ROUND = (
     "A secret draws the clients of a round, so no figure may depend on the draw: every round counts for every client. "
@@ -122,10 +122,11 @@ def _people(world: World, kinds: Mapping[_ClientKind, Sequence[int]]) -> tuple[P
                 held.setdefault(int(owner), []).append((number, int(records)))
     shares = [(most[alike], alike[1]) for alike in numbers]
     profiles = Counter(tuple(sorted(each)) for each in held.values())
-    if len(profiles) > _MOST_PROFILES:
+    covers = len(profiles) > _MOST_PROFILES
+    if covers:
         profiles = Counter({_covering(profiles): profiles.total()})
     people = [
-        person([Share(shares[kind][0], records, shares[kind][1]) for kind, records in profile], count)
+        replace(person([Share(shares[kind][0], n, shares[kind][1]) for kind, n in profile], count), covers=covers)
         for profile, count in profiles.items()
     ]
     bounds = world.experiment.data.bounds_epsilon

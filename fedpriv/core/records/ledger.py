@@ -221,6 +221,7 @@ class Person(Record):
     delta: float  # of that statement
     adjacency: str  # which two data sets must look alike, in words
     theorem: str  # what epsilon rests on
+    covers: bool = False  # whether nobody has as many records, and one figure for all persons bounds each
 
     @property
     def badness(self) -> tuple[float, float, int]:
@@ -231,7 +232,8 @@ class Person(Record):
     def held(self) -> str:
         """What clients hold of each of them, in words."""
         records = f"{sum(self.records):,} record{'s' if sum(self.records) > 1 else ''}"
-        return f"{records} at {len(self.records):,} client{'s' if len(self.records) > 1 else ''}"
+        at_most = "at most " if self.covers else ""
+        return f"{at_most}{records} at {len(self.records):,} client{'s' if len(self.records) > 1 else ''}"
 
 
 @dataclass(frozen=True)
