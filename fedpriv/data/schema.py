@@ -567,8 +567,11 @@ def _same_unit(texts: "pa.Array") -> NDArray[np.bool_]:
 
 def _worded(kind: "pa.DataType") -> tuple[str, str] | None:
     """What the file's own type says that is neither a number nor a text, and what to do."""
+    import pyarrow as pa
     from pyarrow import types
 
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     if types.is_timestamp(kind) or types.is_date(kind):
         return "dates" if types.is_date(kind) else "timestamps", _DAYS
     if types.is_duration(kind) or types.is_time(kind):
