@@ -20,6 +20,7 @@ from fedpriv.core.network import network_of, precision_of, redistribution_of
 from fedpriv.core.plan import Plan, Plans, kinds_of
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators
+from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import NoiseInPass, forward_noise
 from fedpriv.data.canaries import with_canaries
 from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
@@ -82,6 +83,10 @@ def tracked_buffers(model: nn.Module) -> Vector:
     return {name: value for name, value in model.named_buffers() if value.is_floating_point()}
 
 
+_TESTS = (
+    "All test examples are taken as public, also where a share of the clients' own data was set apart for them: no "
+    "figure covers these."
+)
 _WEIGHTS = (
     "The weights that the network starts from were read from files, and are taken as public: no figure covers the data "
     "that they were learnt from, such as these clients' in an earlier run."
@@ -123,7 +128,8 @@ class World:
         """What a reader of anything proven must know: what of data and network is public though nobody has told it."""
         files = self.experiment.model.files(place_of(self.experiment.data).root)
         weights = (_WEIGHTS,) if any(path.suffix != ".json" for path in files) else ()
-        return (*self.dataset.notes, *weights)
+        tests = (_TESTS,) if DATASETS[self.dataset.name].needs_path else ()
+        return (*self.dataset.notes, *tests, *weights)
 
     @property
     def true_labels(self) -> Tensor:

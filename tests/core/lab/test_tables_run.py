@@ -77,7 +77,11 @@ def test_a_run_speaks_of_rows_and_accounts_for_bounds(tmp_path: Path) -> None:
     ledger = json.loads((tmp_path / "run" / "ledger.json").read_text())
     (release,) = ledger["releases"]
     assert (release["epsilon"], release["adjacency"]) == (0.5, "replace-one")
-    for line in ("The values of city, income were read off", "Whether city hold numbers and whether numbers are whole"):
+    for line in (
+        "The values of city, income were read off",
+        "Whether city hold numbers and whether numbers are whole",
+        "All test examples are taken as public",
+    ):
         assert any(note.startswith(line) for note in ledger["worst"]["notes"]) and line in page
     bare = load_experiment(tmp_path / "people.toml").data.table
     assert bare is not None
