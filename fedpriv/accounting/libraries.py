@@ -81,9 +81,10 @@ class Opinion:
             return "no figure"
         if self.truth is None:
             return "another question"
-        if self.epsilon < self.truth * (1 - SAME):
+        claimed = max(self.epsilon, 0.0)  # below 0 nothing is known of what holds
+        if claimed < self.truth * (1 - SAME):
             return "below the truth"
-        return "above the truth" if self.epsilon > self.truth * (1 + SAME) else "the truth"
+        return "above the truth" if claimed > self.truth * (1 + SAME) else "the truth"
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import mpmath
 import pytest
 from typer.testing import CliRunner
 
 from fedpriv.accounting import libraries
-from fedpriv.accounting.libraries import NEIGHBOURS, Neighbours, Opinion, Question
+from fedpriv.accounting.libraries import NEIGHBOURS, PER_RECORD, Neighbours, Opinion, Question
+from fedpriv.core.cli.account.text import _opinion_words
 from fedpriv.core.cli.app import app
 from fedpriv.core.errors import InputError
 from tests.accounting.audit import exact_gaussian
@@ -102,7 +104,8 @@ def test_no_epsilon_is_below_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {each.method: each for each in libraries.opinions(question, ("opacus",))}
 
     assert found["RDP"].epsilon == pytest.approx(-0.5274, abs=1e-3)
-    assert found["RDP"].verdict == "below the truth"
+    # What it says is true: delta there is at least 1 - exp(-0.5274) = 0.41, and little more.
+    assert found["RDP"].verdict == "the truth"
     assert libraries.truth(question, "add or remove") == 0
 
 
@@ -146,5 +149,10 @@ def test_what_is_printed() -> None:
     parsed = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
 
     assert "52.7% BELOW" in text
+    nothing = Opinion("a", "b", "replace", PER_RECORD, "bound", 0.3, 0.0)
+    assert [_opinion_words(replace(nothing, epsilon=each)) for each in (0.3, -1e-5)] == [
+        "bound, above",
+        "bound, the truth",
+    ]
     assert [row["ledger"] for row in parsed["fedpriv"]] == pytest.approx([4.37718, 9.99726], abs=1e-5)
     assert {row["verdict"] for row in parsed["libraries"]} == {"the truth", "above the truth", "below the truth"}

@@ -274,8 +274,8 @@ def _opinion_words(opinion: Opinion) -> str:
         return "refuses (--json: why)"
     if opinion.truth is None:
         return "other question"
-    difference = opinion.epsilon / opinion.truth - 1 if opinion.truth else 0.0
-    where = {"below the truth": f"{-difference:.1%} BELOW", "above the truth": f"{difference:.1%} above"}
+    far = f"{abs(opinion.epsilon / opinion.truth - 1):.1%} " if opinion.truth else ""
+    where = {"below the truth": f"{far}BELOW", "above the truth": f"{far}above"}
     unit = "" if opinion.unit == PER_RECORD else ", per change"
     return f"{opinion.promise}, {where.get(opinion.verdict, 'the truth')}{unit}"
 
