@@ -26,11 +26,11 @@ from fedpriv.core.progress import Silent
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.flower import tap
 from fedpriv.flower.app_settings import TapSettings
-from fedpriv.flower.audit.audit import _attacked, leaving, write_audit_report
+from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction
-from fedpriv.flower.audit.simulation import _loaded, _overridden, observe, read_answers
+from fedpriv.flower.audit.simulation import Simulated, _loaded, _overridden, observe, read_answers
 from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, importable, observed, write_app
@@ -364,6 +364,16 @@ def test_a_number_that_clients_have_in_common_may_be_of_their_data() -> None:
     replied = {"info": {"n": 16}, "fitres.status": {"code": 0}}
     rows = leaving([Answer(client, client, "train", replied=replied) for client in (1, 2)])
     assert {row.name: row.verdict for row in rows} == {"info.n": "uncovered", "fitres.status.code": "constant"}
+
+
+def test_mods_that_fail_to_evaluate_are_for_training_alone(tmp_path: Path) -> None:
+    """Flower's own mod, given to the whole app, whose error blames the server's wrapper."""
+    ObservedApp(client([fixedclipping_mod], dict), tmp_path)(question({"w": np.zeros(2)}, "evaluate"), context(0))
+    ObservedApp(client([], dict), tmp_path)(question({"w": np.zeros(2)}), context(1))
+    run = Simulated(mods=("fixedclipping_mod",))
+    said = summed_up("digits", run, read_answers(tmp_path), None, tmp_path).warnings
+    assert any("1 of 2 messages failed (1 to evaluate)" in text for text in said)
+    assert "fixedclipping_mod fails but for training: give it to that alone, @app.train(mods=[...])" in said
 
 
 def test_what_is_said_of_one_answer_is_judged_by_one(tmp_path: Path) -> None:

@@ -89,7 +89,12 @@ def _warnings(run: Simulated, answers: Sequence[Answer]) -> Iterator[str]:
         yield "no strategy of Flower's was seen: the server's own code asks clients and aggregates"
     failed = [answer for answer in answers if answer.error]
     if failed:
-        yield f"{len(failed)} of {len(answers)} messages failed, the first with: {failed[0].error}"
+        kinds = ", ".join(f"{count} to {kind}" for kind, count in Counter(answer.type for answer in failed).items())
+        yield f"{len(failed)} of {len(answers)} messages failed ({kinds}), the first with: {failed[0].error}"
+        mods = (
+            mod for mod in run.mods for answer in failed if not answer.trains and answer.error.startswith(f"{mod} ")
+        )
+        yield from (f"{mod} fails but for training: give it to that alone, @app.train(mods=[...])" for mod in {*mods})
 
 
 def _undone(answer: Answer) -> Iterator[str]:
