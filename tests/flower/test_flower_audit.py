@@ -373,7 +373,7 @@ def test_mods_that_fail_to_evaluate_are_for_training_alone(tmp_path: Path) -> No
     run = Simulated(mods=("fixedclipping_mod",))
     said = summed_up("digits", run, read_answers(tmp_path), None, tmp_path).warnings
     assert any("1 of 2 messages failed (1 to evaluate)" in text for text in said)
-    assert "fixedclipping_mod fails but for training: give it to that alone, @app.train(mods=[...])" in said
+    assert "fixedclipping_mod fails on messages other than train: give it to that alone, @app.train(mods=[...])" in said
 
 
 def test_what_is_said_of_one_answer_is_judged_by_one(tmp_path: Path) -> None:

@@ -91,10 +91,10 @@ def _warnings(run: Simulated, answers: Sequence[Answer]) -> Iterator[str]:
     if failed:
         kinds = ", ".join(f"{count} to {kind}" for kind, count in Counter(answer.type for answer in failed).items())
         yield f"{len(failed)} of {len(answers)} messages failed ({kinds}), the first with: {failed[0].error}"
-        mods = (
-            mod for mod in run.mods for answer in failed if not answer.trains and answer.error.startswith(f"{mod} ")
-        )
-        yield from (f"{mod} fails but for training: give it to that alone, @app.train(mods=[...])" for mod in {*mods})
+        others = [answer.error for answer in failed if not answer.trains]
+        for mod in run.mods:
+            if any(error.startswith(f"{mod} ") for error in others):
+                yield f"{mod} fails on messages other than train: give it to that alone, @app.train(mods=[...])"
 
 
 def _undone(answer: Answer) -> Iterator[str]:
