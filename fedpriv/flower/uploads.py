@@ -160,8 +160,9 @@ def _labels(exchange: Exchange, update: Vector) -> Iterator[str]:
     last = [layer for layer in layers if len(layer.bias) not in read] or layers
     if exchange.task not in (None, "classes") or not last or not 2 <= len(last[-1].bias) <= 1000:
         return
-    if exchange.classes not in (0, len(last[-1].bias)):  # the output layer is not in the reply
-        return
+    columns = [max(value.shape) for value in update.values() if value.ndim == 2 and min(value.shape) == 1]
+    if exchange.classes not in (0, len(last[-1].bias)) or len(last[-1].bias) in columns:
+        return  # the output layer is not in the reply, or gives one number
     risen = (last[-1].bias > 0).nonzero().flatten().tolist()
     if 0 < len(risen) < len(last[-1].bias):
         name = last[-1].bias_name
