@@ -83,6 +83,11 @@ class AllocationPair(Pair):
         """What the probabilities of sums of steps are off by at most."""
         return 6 * _OUTSIDE + _ROUNDING + _STEP_ROUNDING * self.slots
 
+    def _rounded_up(self, weights: Array, chances: Array) -> float:
+        """Return the sum of weights times probabilities, or more; of negative weights those that are nearly 0 are 0."""
+        off = self._rounding
+        return float(weights @ np.where(weights > 0, np.minimum(chances + off, 1.0), np.maximum(chances - off, 0.0)))
+
     @property
     def _distance(self) -> float:
         """Of the two neighbours' losses, in that of a step with the example and without it."""
@@ -103,7 +108,7 @@ class AllocationPair(Pair):
     def _bounds(self, epsilons: Array) -> Array:
         """Return delta or slightly more at ascending epsilons."""
         ratios = _Ratios.of(self.reference)
-        deltas = self._exact(ratios, epsilons) + ratios.infinite + self._rounding * (1 + np.exp(epsilons))
+        deltas = self._above(ratios, epsilons) + ratios.infinite + self._rounding
         return np.asarray(np.minimum.accumulate(np.minimum(deltas, 1.0)), np.float64)
 
     def _highest(self, ratios: "_Ratios", slots: int) -> float:
@@ -111,8 +116,8 @@ class AllocationPair(Pair):
         low, high = ratios.sums(slots - 1)
         return math.log((ratios.values[-1] + high) / (ratios.least + low))
 
-    def _exact(self, ratios: "_Ratios", epsilons: Array) -> Array:
-        """Return delta but for rounding.
+    def _above(self, ratios: "_Ratios", epsilons: Array) -> Array:
+        """Return delta or more, but for the rounding of single numbers.
 
         With S the event that the sum of all differences is above 0, T steps alike give E max(sum, 0) / T = E(D; S), D
         the difference of one of them. The neighbour's rare ratios are lowered to the largest that is not rare, which
@@ -131,7 +136,7 @@ class AllocationPair(Pair):
             ends = low - odds * high, high - odds * low + _MOST_RARE * float(lowered.max())
             others = _Sum.of(lowered, masses, self.slots - 1, ends, self._grid[0])
             cells, cell_masses = others.split(own, masses)
-            found[number] = np.sum(cell_masses * cells * others.above(-cells)) * others.cell
+            found[number] = self._rounded_up(cell_masses * cells * others.cell, others.above(-cells))
         return found
 
 
@@ -163,7 +168,7 @@ class ZeroOutAllocationPair(AllocationPair):
         return math.log(slots / (ratios.least + low) if self.comes else (ratios.values[-1] + high) / slots)
 
     @override
-    def _exact(self, ratios: "_Ratios", epsilons: Array) -> Array:
+    def _above(self, ratios: "_Ratios", epsilons: Array) -> Array:
         count, odds = self.slots - 1, np.exp(epsilons)
         low, high = ratios.sums(count)
         if self.comes:
@@ -173,7 +178,10 @@ class ZeroOutAllocationPair(AllocationPair):
             cells, masses = others.split(values, ratios.masses)
             own = cells * others.cell
             return np.array(
-                [np.sum(masses * (1 - b * own) * others.below(self.slots / b / others.cell - cells)) for b in odds]
+                [
+                    self._rounded_up(masses * (1 - b * own), others.below(self.slots / b / others.cell - cells))
+                    for b in odds
+                ]
             )
         found = np.empty(epsilons.size)
         for number, enough in enumerate(self.slots * odds):
@@ -182,7 +190,7 @@ class ZeroOutAllocationPair(AllocationPair):
             others = _Sum.of(lowered, ratios.masses, count, ends, self._grid[0])
             cells, masses = others.split(ratios.values, ratios.masses)
             own = cells * others.cell - odds[number]
-            found[number] = np.sum(masses * own * others.above(enough / others.cell - cells))
+            found[number] = self._rounded_up(masses * own, others.above(enough / others.cell - cells))
         return found
 
 
