@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpriv.core.config.experiment import describe
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
-from fedpriv.core.progress import Silent
+from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.gradients.calls import coupled_layers
 from fedpriv.models import model_settings, recorded_model
@@ -121,6 +122,20 @@ def auxiliary(num_classes: int, scale: float = 1.0) -> nn.Module:
     network = Auxiliary(3 * 32 * 32, num_classes)
     network.weight.data *= scale
     return network
+
+
+def test_a_network_s_trial_is_announced_before_it_takes_its_time(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Heard(Progress):
+        @override
+        def stage(self, title: str) -> None:
+            heard.append(title)
+
+    settings = experiment(model={"name": f"{__name__}:small"}, mechanism={"name": "gaussian", "sigma": 1.0})
+    with pytest.raises(InputError, match="cannot take images"):
+        start_run(settings, tmp_path / "run", "", Heard())
+    assert len(heard) == 1 and heard[0].startswith(f"building {__name__}:small, and trying it on random examples")
 
 
 def test_logits_are_taken_out_of_a_named_tuple() -> None:

@@ -60,6 +60,16 @@ def check_experiment(experiment: Experiment) -> tuple[str, ...]:
     return _checked(build_world(experiment))
 
 
+def _built(experiment: Experiment, secret: Secret, progress: Progress) -> World:
+    """Build the world; what takes minutes for a large network is announced."""
+    if experiment.model.is_own and experiment.mechanism.protects:
+        progress.stage(
+            f"building {experiment.model.name}, and trying it on random examples: no example may influence another's "
+            "gradient; this takes as long as a few dozen steps"
+        )
+    return build_world(experiment, secret)
+
+
 def _checked(world: World) -> tuple[str, ...]:
     check_trackers(world.experiment)
     check_engine(world.experiment.engine)
@@ -84,7 +94,7 @@ def start_run(
         RunInterruptedError: Ctrl-C; the run can be resumed.
     """
     secret = Secret.drawn() if experiment.keeps_secret else Secret.of_seed(experiment.seed)
-    world = build_world(experiment, secret)
+    world = _built(experiment, secret, progress)
     warnings = _checked(world)
     folder = RunFolder.create(path, experiment)
     with locked(folder.path):
@@ -109,7 +119,7 @@ def resume_run(path: Path, progress: Progress) -> Summary:
 
 def _resume(folder: RunFolder, progress: Progress) -> Summary:
     experiment = folder.experiment()
-    world = build_world(experiment, folder.secret(experiment))
+    world = _built(experiment, folder.secret(experiment), progress)
     check_unchanged(world, folder)
     check_complete(folder, experiment.federation.rounds)
     if (checkpoint := folder.load_checkpoint()) is not None:
