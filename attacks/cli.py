@@ -40,23 +40,24 @@ if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.core.records import AttackResult
 
 _TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
+# What columns mean, and when an original counts as picked out.
 _ATTACKED = (
-    "medians over images; picked out: of 100 images of the data set the original is the nearest to the picture, or the "
-    "one that candidate picks"
+    "medians over images",
+    "of 100 images of the data set the original is the nearest to the picture, or the one that candidate picks",
 )
-_TAPPED = "medians over images; picked out: the original is nearer to the picture than every image of other clients"
+_TAPPED = "the original is nearer to what was made of it than every example of other clients"
 _OF_ROWS = ("right", "off by", "MSE")
 # On two lines, so that names of attacks have room in 80 columns.
 _OF_SENTENCES = ("ROUGE\n1", "ROUGE\n2", "ROUGE\nL", "tokens")
 _OF_IMAGES = ("SSIM", "PSNR", "MSE")
 _SENTENCES_ATTACKED = (
-    "ROUGE: means over sentences, of tokens; tokens: those in their places; recovered: all tokens in their order; "
-    "picked out: of 100 sentences the original is the most alike"
+    "ROUGE: means over sentences, of tokens; tokens: those in their places; recovered: all tokens in their order",
+    "of 100 sentences the original is the most alike",
 )
 _ROWS_ATTACKED = (
     "right: of the categories; off by: the numbers' error as a share of their range, median of rows; recovered: all "
-    "categories right and each number within 1 %; picked out: of 100 rows the original is the nearest, or the one that "
-    "candidate picks"
+    "categories right and each number within 1 %",
+    "of 100 rows the original is the nearest, or the one that candidate picks",
 )
 
 AttackNames = Annotated[
@@ -150,7 +151,7 @@ def _attack_tap(
         return
     if summary.attacks:
         out.print(_results(summary.attacks))
-        out.print(_TAPPED, style="dim")
+        out.print(_said_of(summary.attacks, _TAPPED), style="dim")
     print_sentences(summary.verdict)
     for picture in summary.pictures:
         print_line(f"{'Picture' if picture.endswith('.png') else 'Found'}: {folder / picture}")
@@ -332,10 +333,10 @@ def _headings(results: "Sequence[AttackResult]") -> tuple[str, ...]:
     return _OF_ROWS if any(result.rows is not None for result in results) else _OF_IMAGES
 
 
-def _said_of(results: "Sequence[AttackResult]") -> str:
-    """What the columns mean."""
-    meaning = {_OF_SENTENCES: _SENTENCES_ATTACKED, _OF_ROWS: _ROWS_ATTACKED}
-    return meaning.get(_headings(results), _ATTACKED)
+def _said_of(results: "Sequence[AttackResult]", picked: str = "") -> str:
+    """What the columns mean, and what counts as picked out, where that is special."""
+    meaning, usual = {_OF_SENTENCES: _SENTENCES_ATTACKED, _OF_ROWS: _ROWS_ATTACKED}.get(_headings(results), _ATTACKED)
+    return f"{meaning}; picked out: {picked or usual}"
 
 
 def _figures(result: "AttackResult") -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedpriv.attacks.cli import _results
+from fedpriv.attacks.cli import _TAPPED, _results, _said_of
 from fedpriv.attacks.evasion.table import EVASIONS
 from fedpriv.core.cli.terminal import plain
 from fedpriv.core.records import AttackResult, SentenceResult
@@ -89,6 +89,7 @@ def test_results_on_sentences_break_no_name_in_80_columns(name: str) -> None:
     *_, row = captured.get().splitlines()
     assert row.split()[:2] == [name, "unprotected"]
     assert len(row) <= 80
+    assert "image" not in _said_of([result], _TAPPED) and _said_of([result]).startswith("ROUGE")
 
 
 def test_json_is_all_that_json_prints(here: Path) -> None:
