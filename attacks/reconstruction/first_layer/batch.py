@@ -48,20 +48,25 @@ def find_input_layer(network: Network, parameters: Vector, shape: tuple[int, int
     The image enters through ``W x`` alone if mirroring the rows of W and the image at a random plane changes nothing. A
     bias is a vector to which adding ``W d`` does what adding d to the image does.
     """
+    pixels = shape[0] * shape[1] * shape[2]
+    candidates = [
+        (name, transposed)
+        for name, value in parameters.items()
+        for transposed in (False, True)
+        if value.ndim == 2 and value.shape[0 if transposed else 1] == pixels
+    ]
+    if not candidates:
+        return None
     wide = torch.float32 if network.device.type == "mps" else torch.float64
     network = network.cast(wide)
     parameters = {name: value.to(wide) for name, value in parameters.items()}
-    pixels = shape[0] * shape[1] * shape[2]
     generator = torch.Generator().manual_seed(LAYER_PROBE)
     images, plane, step = (
         torch.randn(*size, generator=generator).to(network.device, wide) for size in ((4, *shape), (pixels,), (pixels,))
     )
     trial = _Trial(network, parameters, images, plane / plane.norm(), 0.1 * step)
-    for name, value in parameters.items():
-        for transposed in (False, True):
-            if value.ndim == 2 and value.shape[0 if transposed else 1] == pixels and trial.multiplies(name, transposed):
-                return InputLayer(name, trial.bias(name, transposed), transposed)
-    return None
+    found = (each for each in candidates if trial.multiplies(*each))
+    return next((InputLayer(name, trial.bias(name, transposed), transposed) for name, transposed in found), None)
 
 
 class _Trial:
