@@ -126,9 +126,8 @@ def test_epsilon_8_on_fashion_mnist_takes_far_less_noise_than_shuffled(mechanism
 def test_published_bounds_on_random_allocation_lie_above() -> None:
     """Renyi bounds of random-allocation 1.0.5 (direct method) for an example that comes: computed once."""
     pair = ZeroOutAllocationPair(reference(NormalReference(1.0)), 100, comes=True)
-    found = [composed_epsilon(((pair, passes),), 1e-5, 10.0) for passes in (1, 5)]
-    assert found[0] < 0.6317 and found[1] < 1.3157
-    assert found[0] > 0.4 and found[1] > 1.0
+    found = composed_epsilon(((pair, 5),), 1e-5, 10.0)
+    assert found is not None and 1.0 < found < 1.3157
 
 
 def test_the_ledger_names_the_other_samplings_and_falls_back() -> None:
