@@ -98,7 +98,8 @@ def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:
         where = "" if path.is_absolute() else f" in the current folder, {Path.cwd()}, where relative paths begin"
         raise InputError(f"{path}: no such file{where}")
     if not zipfile.is_zipfile(path):
-        raise InputError(f"{path}: not an .npz archive, truncated, or not readable")
+        hint = "numpy.savez(FILE, x_train=..., y_train=..., ...) makes one of arrays" if path.suffix == ".npy" else ""
+        raise InputError(f"{path}: not an .npz archive, truncated, or not readable", hint=hint)
     headers = {}
     with _reading(path, "the archive"), zipfile.ZipFile(path) as archive:
         for name, member in _members(archive, names).items():

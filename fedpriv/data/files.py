@@ -165,7 +165,7 @@ def _check_rows(rows: np.ndarray, what: str) -> None:
 def check_labels(labels: np.ndarray, images: int, what: str) -> None:
     """Refuse labels that are not ``images`` integers from 0 on; ``what`` names them in the :class:`InputError`."""
     if labels.dtype.kind not in "iu":
-        raise InputError(f"{what} has dtype {labels.dtype}; expected integers")
+        raise InputError(f"{what} has dtype {labels.dtype}; expected integers: the numbers of classes")
     if labels.ndim != 1:
         raise InputError(f"{what} has shape {labels.shape}; expected one label an image, shape ({images},)")
     if len(labels) != images:

@@ -133,7 +133,9 @@ def as_pixels(values: np.ndarray, what: str) -> np.ndarray:
     low, high = values.min(), values.max()
     if not 0 <= low <= high <= top:
         allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
-        raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; expected {allowed}")
+        hint = "(x - low) / (high - low) fits, with public constants low and high, and x clipped to them"
+        hint = hint if np.isfinite([low, high]).all() else ""
+        raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; expected {allowed}", hint=hint)
     if top == 0xFFFF and high <= _TWELVE_BITS:
         raise InputError(
             f"{what} is uint16 up to {high}, nearly black where 65535 is white; save uint8, or multiply by "
@@ -164,7 +166,8 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
         odd = np.flatnonzero(~(one & ((values == 0).sum(1) == values.shape[1] - 1)))
         if len(odd):
             row = str(values[odd[0]].tolist())
-            raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; expected one 1 in each row, and 0 elsewhere")
+            allowed = "expected one 1 in each row, and 0 elsewhere: an example has one label, such as one column"
+            raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; {allowed}")
         values = values.argmax(1)
     texts = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
     if texts.dtype.kind == "U" and (texts == "").any():

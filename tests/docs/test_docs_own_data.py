@@ -83,16 +83,6 @@ def hdf5() -> None:
                 client["label"] = np.arange(number + 2, dtype=np.int32) % 2
 
 
-def idx() -> None:
-    """As the format is described with MNIST; no library of those at hand writes it."""
-    Path("kana").mkdir()
-    for part, count in (("train", 160), ("t10k", 20)):
-        labels = np.arange(count, dtype=np.uint8) % 4
-        for content, values in (("images", pixels(count, 8, 8)), ("labels", labels)):
-            head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes()
-            Path("kana", f"{part}-{content}-idx{values.ndim}-ubyte").write_bytes(head + values.tobytes())
-
-
 def table() -> None:
     people = {
         "age": [None, *DRAW.integers(0, 120, 399)],
@@ -130,7 +120,6 @@ WRITE: dict[str, Callable[[], None]] = {
     "npz": npz,
     "leaf": leaf,
     "hdf5": hdf5,
-    "idx": idx,
     "object": module,
     "csv": table,
     "text": text,
