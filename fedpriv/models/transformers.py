@@ -117,6 +117,8 @@ class TransformersSettings(LibraryModelSettings):
             closed = {"local_files_only": True, "trust_remote_code": False}  # code in the folder is not run
             load = partial(transformers.AutoConfig.from_pretrained, str(self.folder), **closed)
         else:
+            if "/" in self.architecture:
+                raise self.refusal("no such folder")
             self.check_name(list(transformers.CONFIG_MAPPING))
             load = partial(transformers.AutoConfig.for_model, self.architecture)
         usual = load()

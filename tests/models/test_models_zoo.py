@@ -363,6 +363,8 @@ def test_keys_that_do_not_fit_a_folder_are_told_in_one_line(keys: Any, words: st
     with pytest.raises(InputError, match=words) as told:
         built(f"transformers:{folders['place']}/llama", NEXT, **keys)
     assert "\n" not in str(told.value)
+    with pytest.raises(InputError, match="llamma': no such folder"):
+        built(f"transformers:{folders['place']}/llamma", NEXT)
 
 
 @pytest.fixture(scope="module")
