@@ -4,6 +4,7 @@ The rehearsal is one step of a client and one of each attack, on random images.
 """
 
 import copy
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -162,6 +163,7 @@ def _left_out(world: World) -> list[str]:
 _IMAGES = 2  # at most: enough for layers that look at a whole batch
 _TEXTS = 16  # public ones, for attacks on texts
 _TOLD = 0.25  # of an upload's numbers: LoRA's are about half, since one of its two factors starts at zero
+_SECONDS = 20.0  # of one trial: on few words dager tries sentences for minutes
 _CLIENT, _ROUND = 0, 1
 
 
@@ -255,11 +257,15 @@ def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
     if ATTACKS[name].picks():
         heard = [replace(each, candidates=_random_records(stage, each.settings.examples)) for each in heard]
     short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
-    job = AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed)
+    seconds = None if short else _SECONDS  # one step ends by itself
+    job = AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed, seconds=seconds)
     if ATTACKS[name].is_text and Access.PUBLIC_DATA in threat.grants:
         texts, _ = stage.dataset.random(_TEXTS, torch_stream(stage.experiment.seed, "rehearsal texts"))
         job = replace(job, public_images=texts)
+    began = time.monotonic()
     campaign = attack_each(job)
+    if seconds is not None and time.monotonic() - began >= seconds:  # what a search has not found by then says nothing
+        return ""
     return next(iter(campaign.failures.values()), "")
 
 

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpriv.attacks.campaign import AttackOutcome, Campaign
+from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab import check_experiment, start_run
+from fedpriv.core.lab import check_experiment, preflight, start_run
 from fedpriv.core.lab.preflight import rehearse
 from fedpriv.core.progress import Silent
 from fedpriv.core.world import build_world
@@ -95,6 +97,23 @@ def test_an_attack_that_cannot_pass_the_network_is_warned_of(attack: str) -> Non
     """Its error is its own refusal; the run and the other attacks go on."""
     warnings = check_experiment(experiment(model=own("once_only"), adversary={"attacks": [attack]}))
     assert any(text.startswith(f"attack {attack} refuses an upload of random images: ") for text in warnings)
+
+
+def test_a_search_that_time_ends_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is told to end after has passed when it ends; that it found nothing by then says nothing."""
+    given: list[float | None] = []
+
+    def search(job: AttackJob) -> Campaign:
+        given.append(job.seconds)
+        return Campaign((AttackOutcome(None, "nothing was found"),))
+
+    settings = experiment(model=own("once_only"), adversary={"attacks": ["closed_form"]})
+    monkeypatch.setattr(preflight, "attack_each", search)
+    assert any("nothing was found" in text for text in check_experiment(settings))
+    monkeypatch.setattr(preflight, "_SECONDS", 0.0)
+    assert not any("nothing was found" in text for text in check_experiment(settings))
+    assert given[0] and given[1] == 0
+    assert any("nothing was found" in text for text in check_experiment(experiment(adversary={"attacks": ["iga"]})))
 
 
 def test_the_same_network_is_trained_without_such_attacks() -> None:
