@@ -112,7 +112,8 @@ class Pairs(Tokenizer):
         try:
             library = tokenizers.Tokenizer.from_file(path)
         except Exception as error:  # noqa: BLE001 - the library raises no other kind
-            raise InputError(f"data.text.vocabulary_file: {path}: {one_line(error)}") from None
+            hint = "expected is a tokenizer.json of the library tokenizers"
+            raise InputError(f"data.text.vocabulary_file: {path}: {one_line(error)}", hint=hint) from None
         numbers = sorted(library.get_vocab().values())
         if not numbers or numbers != list(range(len(numbers))):
             raise InputError(

@@ -212,6 +212,10 @@ def test_vocabulary_files_that_do_not_fit(tmp_path: Path) -> None:
     library_of({"go": 0}).save(path)
     with pytest.raises(InputError, match=r"a text cannot be encoded: .*Missing"):
         Pairs([], 16, path).encode("stay")
+    lines = tmp_path / "vocab.txt"  # as BERT's
+    lines.write_text("[PAD]\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"expected is a tokenizer\.json of the library tokenizers$"):
+        Pairs([], 16, str(lines))
 
 
 def library_of(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
