@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -113,12 +113,27 @@ def image_arrays(
     classes: tuple[str, ...],
     owners: Sequence[str] | None,
     where: str,
+    people: Sequence[str] | None = None,
 ) -> Arrays:
     """Return images (N, C, H, W), of which the last ``tests`` are test images, as they are, as a data set's parts."""
     first = len(images) - tests
     keys = None if owners is None else Keys.of(owners[:first], owners[first:])
     pixels = images.transpose(0, 2, 3, 1)
-    return checked(Arrays(pixels[:first], labels[:first], pixels[first:], labels[first:], classes, keys=keys), where)
+    arrays = Arrays(pixels[:first], labels[:first], pixels[first:], labels[first:], classes, keys=keys)
+    return checked(arrays if people is None else with_people(arrays, people[:first], people[first:], where), where)
+
+
+def with_people(arrays: Arrays, train: Sequence[str], test: Sequence[str], where: str) -> Arrays:
+    """Say which person each training example is of, and warn of persons that have test examples, which are public."""
+    import numpy as np
+
+    names, numbers = np.unique(train, return_inverse=True)
+    both = len({*names.tolist()} & {*test})
+    warning = (
+        f"{where}: {both:,} of {len(names):,} persons with training examples (data.owner) have test examples, too; "
+        "these count as public, and the model is tested on persons that it knows"
+    )
+    return replace(arrays, owners=numbers, warnings=(*arrays.warnings, *([warning] if both else [])))
 
 
 def as_pixels(values: np.ndarray, what: str) -> np.ndarray:

@@ -18,7 +18,7 @@ from fedpriv.core.columns import MISSING, OTHER, ColumnSpec
 from fedpriv.core.config.data import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, cut, printable, some_of
 from fedpriv.data.files import Arrays, Keys, checked
-from fedpriv.data.own import split_rows
+from fedpriv.data.own import split_rows, with_people
 from fedpriv.data.tables import (
     MISSING_NUMBERS,
     Cells,
@@ -131,9 +131,12 @@ class Schema:
         labels = [label_numbers(part, self.table.label, classes) for part in self.parts]
         rows = [encode(part, columns)[:, None] for part in self.parts]
         keys = Keys.of(*(_owners(part, self.key) for part in self.parts)) if self.key else None
-        owners = np.unique(_owners(self.train, self.owner, "owner"), return_inverse=True)[1] if self.owner else None
         said = self.notes(), self.warnings()
-        arrays = Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, *said, keys=keys, owners=owners)
+        arrays = Arrays(rows[0], labels[0], rows[1], labels[1], classes, columns, *said, keys=keys)
+        if self.owner:
+            tested = self.owner != self.key and self.owner in self.test.names
+            tests = _owners(self.test, self.owner, "owner") if tested else ()
+            arrays = with_people(arrays, _owners(self.train, self.owner, "owner"), tests, self.train.where)
         return checked(arrays, self.train.where)
 
     @property

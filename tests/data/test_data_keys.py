@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.metrics import accuracy_score
 
 from fedpriv.algorithms.rounds import ledger as rounds_ledger
@@ -127,15 +128,21 @@ def test_a_form_without_keys_says_where_they_may_be(name: str, words: str) -> No
 # --- one person at several clients --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["csv", "csv by key", "npz", "object"])
+@pytest.mark.parametrize("form", ["csv", "csv by key", "npz", "object", "folder", "name"])
 def test_a_person_is_found_at_every_client(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The column is no feature, and owners stay with their examples when a part of them is drawn."""
     owners = [HOSPITALS[number % 7] for number in range(40)]
     pixels = np.arange(40 * 16).reshape(40, 4, 4).astype(np.uint8)
-    if form == "npz":
+    if form in ("folder", "name"):
+        for number, (image, owner) in enumerate(zip(pixels, owners, strict=True)):
+            file = tmp_path / f"{'odd' if number % 2 else 'even'}/{owner}{'/' if form == 'folder' else '_'}{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+        tree: dict[str, Any] = {"name": "folder", "path": str(tmp_path), "owner": form}
+    elif form == "npz":
         labels = np.arange(40) % 2
         np.savez(tmp_path / "x.npz", x_train=pixels, y_train=labels, x_test=pixels, y_test=labels, who=owners)
-        tree: dict[str, Any] = {"name": "npz", "path": str(tmp_path / "x.npz"), "owner": "who"}
+        tree = {"name": "npz", "path": str(tmp_path / "x.npz"), "owner": "who"}
     else:
         tree = table(patients(tmp_path, owners), owner="hospital", key="hospital" if form == "csv by key" else "")
     if form == "object":
@@ -153,7 +160,7 @@ def test_a_person_is_found_at_every_client(tmp_path: Path, form: str, monkeypatc
     pairs = list(zip(whole_rows, whole.owners.tolist(), strict=True))
     assert all(pair in pairs for pair in zip(part_rows, part.owners.tolist(), strict=True))
     assert len(whole.owners) == len(whole.x_train)
-    assert form == "npz" or [column.name for column in whole.columns] == ["age"]
+    assert [column.name for column in whole.columns] == ([] if form in ("npz", "folder", "name") else ["age"])
     held = np.bincount(whole.owners)
     if form == "npz":
         assert held.tolist() == [owners.count(name) for name in HOSPITALS[:7]]
@@ -167,7 +174,8 @@ def test_a_person_is_found_at_every_client(tmp_path: Path, form: str, monkeypatc
     ("change", "words"),
     [
         ({"owner": "ward"}, r"data\.owner: .*has no column 'ward'"),
-        ({"name": "folder", "owner": "ward", "table": None}, r"does not read data\.owner, but for that of data\.key"),
+        ({"name": "text", "owner": "ward", "table": None}, r"does not read data\.owner, but for that of data\.key"),
+        ({"name": "folder", "key": "", "owner": "ward", "table": None}, "'ward': allowed: 'folder' for CLASS/PERSON/"),
         ({"name": "digits", "owner": "ward", "key": "", "table": None}, r"'digits' does not read data\.owner$"),
     ],
 )
@@ -175,6 +183,36 @@ def test_wrong_owners(tmp_path: Path, change: dict[str, Any], words: str) -> Non
     tree = table(patients(tmp_path, HOSPITALS * 4), **change)
     with pytest.raises(InputError, match=words):
         loaded(tree)
+
+
+def test_a_picture_that_names_no_person(tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "odd/ann-1.png")
+    for owner in ("folder", "name"):
+        with pytest.raises(InputError, match=r"odd/ann-1\.png: names no person; .* reads CLASS/PERSON"):
+            loaded({"name": "folder", "path": str(tmp_path), "owner": owner})
+
+
+@pytest.mark.parametrize("form", ["csv", "npz", "folder"])
+def test_persons_in_both_parts_of_the_files_are_counted(tmp_path: Path, form: str) -> None:
+    train, test = ["ann", "ann", "bob", "cleo", "dan"], ["ann", "cleo", "eve"]
+    if form == "csv":
+        tree = table(patients(tmp_path, train * 2), owner="hospital", key="")
+        (tmp_path / "test").mkdir()
+        tree["table"]["test_path"] = str(patients(tmp_path / "test", test * 2))
+    elif form == "npz":
+        parts = {"x_train": np.zeros((5, 4, 4), np.uint8), "x_test": np.zeros((3, 4, 4), np.uint8)}
+        labels = {"y_train": np.arange(5) % 2, "y_test": np.arange(3) % 2}
+        np.savez(tmp_path / "x.npz", **parts, **labels, who=train, who_test=test)
+        tree = {"name": "npz", "path": str(tmp_path / "x.npz"), "owner": "who"}
+    else:
+        for part, person in {("train", person) for person in train} | {("test", person) for person in test}:
+            for label in ("cat", "dog"):
+                (tmp_path / part / label / person).mkdir(parents=True)
+                Image.new("L", (4, 4)).save(tmp_path / part / label / person / "1.png")
+        tree = {"name": "folder", "path": str(tmp_path), "owner": "folder"}
+    (warning,) = (line for line in loaded(tree).warnings if "persons" in line)
+    assert "2 of 4 persons with training examples (data.owner) have test examples, too" in warning
 
 
 def test_a_persons_examples_are_all_for_training_or_all_for_the_test() -> None:

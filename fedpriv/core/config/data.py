@@ -270,9 +270,10 @@ class DataConfig(Extensible):
     owner: str = Field(
         "",
         exclude_if=not_,
-        description="csv, hub, object, npz: the column, or array, that says which person an example is of; that of "
-        "data.key in every form that reads it; the ledger then also has what is proven about a person over all clients "
-        "that hold examples of them; empty: nobody says",
+        description="csv, hub, object, npz: the column, or array, that says which person an example is of; folder: "
+        "folder, the level below the classes, or name, the file's up to _; that of data.key in every form that reads "
+        "it; the ledger then also has what is proven about a person over all clients that hold examples of them; "
+        "empty: nobody says",
     )
     label: str = Field(
         "",

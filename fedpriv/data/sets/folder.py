@@ -17,6 +17,8 @@ from fedpriv.data.pictures import ENDINGS, read_pictures
 from fedpriv.data.source import Place, home, named_parts
 
 CLIENT = "client"  # what data.key calls the level of folders above the classes
+# What data.owner calls a place that names the person whom a picture shows.
+PEOPLE = {"folder": "CLASS/PERSON/PICTURE", "name": "CLASS/PERSON_PICTURE"}
 
 
 class PictureFile(NamedTuple):
@@ -35,7 +37,7 @@ class ImageFolder(OwnFile):
     name = "folder"
     title = "own pictures"
     is_kept = True
-    reads = ("key", "size", "test_share")
+    reads = ("key", "owner", "size", "test_share")
     key_hint = "data.key = 'client' reads CLIENT/CLASS/PICTURE"
 
     @classmethod
@@ -44,14 +46,16 @@ class ImageFolder(OwnFile):
         train, test = _parts(place)
         pictures = [*train, *test]
         owners = [picture.owner for picture in pictures] if place.key else None
-        order, tests = order_rows(owners, len(pictures), len(test), place)
+        people = [_person(picture, place.owner) for picture in pictures] if place.owner in PEOPLE else None
+        order, tests = order_rows(owners, len(pictures), len(test), place, people)
         pictures = [pictures[row] for row in order]
+        people = None if people is None else [people[row] for row in order]
         labels, classes = label_numbers([picture.label for picture in pictures], len(test), place.path)
         named = ((picture.path, picture.path) for picture in pictures)
         images = read_pictures(named, len(pictures), place.size, place.memory, place.path)
         whose = [picture.owner for picture in pictures] if place.key else None
-        arrays = image_arrays(images, labels, tests, classes, whose, place.path)
-        return replace(arrays, warnings=_warnings(pictures, place.key)), place.path
+        arrays = image_arrays(images, labels, tests, classes, whose, place.path, people)
+        return replace(arrays, warnings=(*arrays.warnings, *_warnings(pictures, place))), place.path
 
     @classmethod
     @override
@@ -66,6 +70,9 @@ def _parts(place: Place) -> tuple[list[PictureFile], list[PictureFile]]:
         raise InputError(
             key="data.key", given=place.key, allowed=f"allowed: {CLIENT!r}, the folders above those of the classes"
         )
+    if place.owner not in ("", place.key, *PEOPLE):
+        layouts = " or ".join(f"{name!r} for {layout}" for name, layout in PEOPLE.items())
+        raise InputError(key="data.owner", given=place.owner, allowed=f"allowed: {layouts}, or {CLIENT!r} as data.key")
     if not root.is_dir():
         raise InputError(
             f"{root}: {'no folder' if root.exists() else 'no such folder'}; data.name = 'folder' reads one"
@@ -95,17 +102,27 @@ def _pictures(folder: str, key: str) -> list[PictureFile]:
     return found
 
 
-def _warnings(pictures: Sequence[PictureFile], key: str) -> tuple[str, ...]:
+def _person(picture: PictureFile, owner: str) -> str:
+    """Whom a picture shows."""
+    name, parted, _ = picture.path.rpartition("/")[2].partition("_")
+    person = picture.below if owner == "folder" else name if parted else ""
+    if not person:
+        raise InputError(f"{picture.path}: names no person; data.owner = {owner!r} reads {PEOPLE[owner]}")
+    return person
+
+
+def _warnings(pictures: Sequence[PictureFile], place: Place) -> tuple[str, ...]:
     """Where all classes have the same folders, these may be the classes."""
     below: dict[str, set[str]] = {}
     for picture in pictures:
         below.setdefault(picture.label, set()).add(picture.below)
     shared = set.intersection(*below.values())
-    if key or "" in set.union(*below.values()) or not shared:
+    if place.key or place.owner == "folder" or "" in set.union(*below.values()) or not shared:
         return ()
     return (
         f"folders {some_of(sorted(shared))} lie in each of {some_of(sorted(below))}, which are read as classes: if the "
-        f"former are the classes, data.key = {CLIENT!r} reads CLIENT/CLASS/PICTURE",
+        f"former are the classes, data.key = {CLIENT!r} reads CLIENT/CLASS/PICTURE; if they are persons, data.owner = "
+        "'folder' tells these apart",
     )
 
 

@@ -219,18 +219,16 @@ def _images(parts: list[StoredTable], place: Place) -> Arrays:
     labels = [value for part in parts for value in part.values("data.label", label)]
     owners = [str(value) for part in parts for value in part.values("data.key", place.key)] if place.key else None
     given = len(parts[1].values("data.label", label)) if len(parts) > 1 else 0
-    people = [str(value) for part in parts for value in part.values("data.owner", place.owner)] if place.owner else None
-    apart = people if place.owner != place.key else None
-    order, tests = order_rows(owners, len(labels), given, place, apart)
+    people = None  # of data.key's column the keys say it
+    if place.owner not in ("", place.key):
+        people = [str(value) for part in parts for value in part.values("data.owner", place.owner)]
+    order, tests = order_rows(owners, len(labels), given, place, people)
     numbers, classes = label_numbers([labels[row] for row in order], given, place.path, _names(first, label))
     cells = (cell for part in parts for cell in _pictures(part, image))
     images = read_pictures(cells, len(labels), place.size, place.memory, place.path, np.argsort(order))
     whose = None if owners is None else [owners[row] for row in order]
-    arrays = image_arrays(images, numbers, tests, classes, whose, place.path)
-    if people is None:
-        return arrays
-    numbered = np.unique(people, return_inverse=True)[1][order[: len(order) - tests]]
-    return replace(arrays, owners=numbered)
+    people = None if people is None else [people[row] for row in order]
+    return image_arrays(images, numbers, tests, classes, whose, place.path, people)
 
 
 def _image_column(table: StoredTable) -> str:

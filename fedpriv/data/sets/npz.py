@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, checked, named_classes, needed_memory
-from fedpriv.data.own import OwnFile, as_labels, as_pixels, label_numbers
+from fedpriv.data.own import OwnFile, as_labels, as_pixels, label_numbers, with_people
 from fedpriv.data.source import Place, home
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class OwnArrays(OwnFile):
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        path, key = home(place.path), place.key or _CLIENT
+        path, key, owner = home(place.path), place.key or _CLIENT, place.owner
         headers = read_headers(
-            path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), "class_names", key, f"{key}_test", place.owner)
+            path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), "class_names", key, f"{key}_test", owner, f"{owner}_test")
         )
         names = {name: name if name in headers else _MEDMNIST[name] for name in IMAGE_ARRAYS}
         missing = [name for name, found in names.items() if found not in headers]
@@ -52,7 +52,7 @@ class OwnArrays(OwnFile):
                 raise InputError(where=str(path), key=setting, given=given, allowed=why)
         headers = {
             name: headers[name]
-            for name in (*names.values(), "class_names", key, f"{key}_test", place.owner)
+            for name in (*names.values(), "class_names", key, f"{key}_test", owner, f"{owner}_test")
             if name in headers
         }
         for name in (names["x_train"], names["x_test"]):
@@ -67,9 +67,11 @@ class OwnArrays(OwnFile):
             numbers, classes = label_numbers(labels, len(y_test), str(path), classes)
             y_train, y_test = numbers[: len(y_train)], numbers[len(y_train) :]
         keys = _keys(path, key, members, len(x_train), len(x_test))
-        people = _keys(path, place.owner, members, len(x_train), 0) if place.owner else None
-        owners = None if people is None else people.train
-        arrays = Arrays(x_train, y_train, x_test, y_test, classes, keys=keys, owners=owners)
+        arrays = Arrays(x_train, y_train, x_test, y_test, classes, keys=keys)
+        people = _keys(path, owner, members, len(x_train), len(x_test)) if owner else None
+        if people is not None:
+            tests = () if owner == key else people.test.tolist()  # of its clients, who are tested by design
+            arrays = with_people(arrays, people.train.tolist(), tests, str(path))
         return checked(arrays, str(path)), place.path
 
     @classmethod
