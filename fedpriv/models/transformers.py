@@ -95,11 +95,10 @@ class TransformersSettings(LibraryModelSettings):
             self.check_memory(sum(value.numel() for value in outline.parameters()))
             if self.weights is None:
                 return kind.from_config(config, dtype=torch.float32, trust_remote_code=False, **self.keywords)
+            is_folder = self.weights.is_dir()
             network, told = type(outline).from_pretrained(
-                str(self.weights) if self.weights.is_dir() else None,
-                state_dict=None
-                if self.weights.is_dir()
-                else unwrapped(read_weights(self.weights), outline.state_dict()),
+                str(self.weights) if is_folder else None,
+                state_dict=None if is_folder else unwrapped(read_weights(self.weights), outline.state_dict()),
                 config=config,
                 dtype=torch.float32,
                 local_files_only=True,

@@ -162,7 +162,7 @@ def small(shape: tuple[int, int, int], classes: int, width: int = 4) -> nn.Modul
 @in_one_test("classes", [5, 7])
 @in_one_test("kind", ["safetensors", "torch", "checkpoint", "folder"])
 def test_pretrained_weights_are_taken_over(classes: int, kind: str, tmp_path: Path) -> None:
-    """A last layer of other classes stays new; what is GroupNorm keeps the weight of its BatchNorm."""
+    """A last layer of other classes, or none, stays new; what is GroupNorm keeps the weight of its BatchNorm."""
     theirs = {
         name: torch.randn_like(value, dtype=torch.float32)
         for name, value in small(IMAGES, classes).state_dict().items()
@@ -170,7 +170,7 @@ def test_pretrained_weights_are_taken_over(classes: int, kind: str, tmp_path: Pa
     path = tmp_path / ("weights.safetensors" if kind in ("safetensors", "folder") else "weights.pt")
     if path.suffix == ".pt":
         torch.save(
-            {"state_dict": {f"net._orig_mod.{name}": value for name, value in theirs.items()}}
+            {"state_dict": {f"net._orig_mod.{name}": theirs[name] for name in theirs if classes == 5 or name[0] != "4"}}
             if kind == "checkpoint"
             else theirs,
             path,

@@ -57,10 +57,9 @@ def unwrapped(given: "Mapping[str, T]", own: "Collection[str]") -> "dict[str, T]
 
     Such as ``model.`` of Lightning's modules, ``module.`` of DistributedDataParallel, ``_orig_mod.`` of torch.compile.
     """
-    first = next(iter(own))
-    fronts = (name.removesuffix(first) for name in given if name.endswith(f".{first}"))
-    whole = (front for front in fronts if all(name.startswith(front) for name in given))
-    front = next((front for front in whole if all(f"{front}{name}" in given for name in own)), "")
+    first = next(iter(own), "")
+    fronts = (name.removesuffix(first) for name in given if first not in given and name.endswith(f".{first}"))
+    front = next((front for front in fronts if all(name.startswith(front) for name in given)), "")
     return {name.removeprefix(front): value for name, value in given.items()}
 
 
