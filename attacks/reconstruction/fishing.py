@@ -47,6 +47,7 @@ from fedpriv.attacks.reconstruction.first_layer.imprint import (
     SHOWN,
     UNREAD,
     FeatureReader,
+    FoundImages,
     brightness,
     clear_layers,
     cut_points,
@@ -190,15 +191,6 @@ def read_catch(scene: Scene, victim: Victim) -> Catch:
     return Catch(name, target, labels, features, noise[labels] / amplitudes[labels], is_certain)
 
 
-@dataclass(frozen=True, eq=False)
-class Landed:
-    """Images (n, C, H, W), normalised, of a catch's records, how well they fit, and which are certified (n,)."""
-
-    images: Tensor
-    misfits: Tensor
-    certified: Tensor
-
-
 def run_fishing(
     scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: FishingSettings, report: Report
 ) -> Outcome:
@@ -234,28 +226,28 @@ def run_fishing(
     )
 
 
-def _note(catch: Catch, landed: Landed, examples: int, group: str) -> str:
+def _note(catch: Catch, landed: FoundImages, examples: int, group: str) -> str:
     count = len(catch.labels)
     text = f"active server, crafted parameters: {count} of {examples} records stand apart in their {group}"
     if not catch.is_certain:
         return f"{text}, which noise leaves uncertain: no certificate"
-    return f"{text}, proven by the count; {int(landed.certified.sum())} images certified"
+    return f"{text}, proven by the count; {int(landed.determined.sum())} images certified"
 
 
 def _landed(
     scene: Scene, victim: Victim, catch: Catch, starts: tuple[Tensor, Tensor], config: FishingSettings
-) -> Landed:
+) -> FoundImages:
     """The images of all records that stand apart."""
     found = _from_features(scene, victim, catch, config.iterations)
     at = (catch.labels == catch.target).nonzero().flatten()
-    if not catch.is_certain or not len(at) or bool(found.certified[at]):
+    if not catch.is_certain or not len(at) or bool(found.determined[at]):
         return found
     image, misfit, certified = _target_image(scene, victim, catch, int(at), starts, config)
-    found.images[at], found.misfits[at], found.certified[at] = image.to(found.images), misfit, certified
+    found.images[at], found.misfits[at], found.determined[at] = image.to(found.images), misfit, certified
     return found
 
 
-def _from_bins(scene: Scene, victim: Victim, catch: Catch) -> Landed | None:
+def _from_bins(scene: Scene, victim: Victim, catch: Catch) -> FoundImages | None:
     """The records of the target that are alone in their bins; ``None``: there are no bins, or there is noise."""
     matrices = [name for name, value in victim.parameters.items() if name.endswith(".weight") and value.ndim == 2]
     first, rest = matrices[0], matrices[1:]
@@ -272,19 +264,19 @@ def _from_bins(scene: Scene, victim: Victim, catch: Catch) -> Landed | None:
     alone = (bins[:, -1] - 1).abs() < WHOLE
     images = (bins[alone, :-1] / bins[alone, -1:]).unflatten(1, scene.shape).to(scene.mean)
     zeros = torch.zeros(len(images))
-    return Landed(images, zeros, zeros == 0)
+    return FoundImages(images, zeros, zeros == 0)
 
 
-def _from_features(scene: Scene, victim: Victim, catch: Catch, iterations: int) -> Landed:
+def _from_features(scene: Scene, victim: Victim, catch: Catch, iterations: int) -> FoundImages:
     """The most probable images given their features, and whether a second search ends there, too."""
     reader = FeatureReader.of(scene, victim, catch.layer)
     wanted = catch.features.to(reader.network.dtype)
     if not len(wanted):
-        return Landed(mean_image(scene)[None][:0], wanted.new_zeros(0), wanted.new_zeros(0, dtype=torch.bool))
+        return FoundImages(mean_image(scene)[None][:0], wanted.new_zeros(0), wanted.new_zeros(0, dtype=torch.bool))
     provable = catch.is_certain and wanted.shape[1] >= scene.pixels
     steps = iterations if provable else min(iterations, STEPS)
     found = reader.searched(wanted, catch.deviations, steps, twice=provable, ends=catch.is_certain)
-    return Landed(scene.box(found.images.to(scene.mean)), found.misfits, found.determined)
+    return replace(found, images=scene.box(found.images.to(scene.mean)))
 
 
 def _target_image(

@@ -113,10 +113,10 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
         network(images)
     flat = images.flatten(1)
     first = next((call for call in calls if _equal(call.given, flat)), None)
-    body: tuple[str, ...] = ()
-    if first is None:
-        body = tuple(name for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
-        first = next(iter(calls), None) if body else None
+    convolutions = tuple(name for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
+    body = convolutions if first is None else ()
+    if body:
+        first = next(iter(calls), None)
     if first is None or first.layer.bias is None:
         raise AttackRefused(
             "imprint needs a network whose first layer is a Linear layer with bias, behind nothing but flattening or "
@@ -396,13 +396,12 @@ SEARCH = 600  # L-BFGS iterations
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class FoundImages:
     """Images found from features, and how well they fit."""
 
     images: Tensor  # (n, C, H, W), normalised
     misfits: Tensor  # (n,), mean square distances of features, relative to their spread
     determined: Tensor  # bool (n,), whether the features are met, and no other image was found, or exists, for them
-    rank: int  # numbers of an image that features of linear equations tell; of a search, all
 
 
 @dataclass(frozen=True, eq=False)
@@ -441,7 +440,7 @@ class FeatureReader:
 
     @staticmethod
     def of(scene: Scene, victim: Victim, layer: str) -> "FeatureReader":
-        """Make them of what the clients were sent."""
+        """Take the layers with the parameters that the client was sent."""
         wide = torch.float32 if scene.network.device.type == "mps" else torch.float64
         parameters = {name: value.to(wide) for name, value in victim.parameters.items()}
         return FeatureReader(scene, scene.network.cast(wide), parameters, layer)
@@ -481,15 +480,25 @@ class FeatureReader:
             features = torch.cat([self(part.to(self.network.dtype)) for part in images.split(SHOWN)])
         return fit_prior(features[:, :, None, None])
 
-    def shown(self, wanted: Tensor) -> Shown:
-        """The images of features (n, F) that are known up to rounding, by the way that there is."""
-        if self.is_linear and self.scene.pixels <= MOST_PIXELS:
+    @property
+    def is_solved(self) -> bool:
+        """Whether images are solutions of linear equations, and not searched for."""
+        return self.is_linear and self.scene.pixels <= MOST_PIXELS
+
+    @property
+    def lost(self) -> int:
+        """Numbers of an image that linear equations do not tell; of a search it is not known."""
+        return self.scene.pixels - self.equations.rank if self.is_solved else 0
+
+    def inverted(self, wanted: Tensor) -> FoundImages:
+        """The images of features (n, F) that are known up to rounding."""
+        if self.is_solved:
             return self.solved(wanted)
         deviations = ROUNDING * wanted.square().mean(dim=1).sqrt()
         return self.searched(wanted, deviations, SEARCH, twice=True, ends=True)
 
     @torch.no_grad()
-    def solved(self, wanted: Tensor) -> Shown:
+    def solved(self, wanted: Tensor) -> FoundImages:
         """The solutions of linear equations that are nearest to the prior's mean, in its deviations."""
         pixels, middle, equations = self.scene.pixels, self.middle, self.equations
         start, flat = self(middle[None]), wanted.new_zeros(len(wanted), pixels)
@@ -501,9 +510,9 @@ class FeatureReader:
         # What is not met, at least by rounding, may all lie along the weakest equation.
         missed = (ROUNDING**2 * wanted.square().mean(dim=1)).maximum(misfits)
         off = (missed * wanted.shape[1] / (equations.least * pixels)).sqrt() * self.scene.std.max()
-        return Shown(images, misfits / wanted.var(dim=1), (off < SAME) & (equations.rank == pixels), equations.rank)
+        return FoundImages(images, misfits / wanted.var(dim=1), (off < SAME) & (equations.rank == pixels))
 
-    def searched(self, wanted: Tensor, deviations: Tensor, iterations: int, *, twice: bool, ends: bool) -> Shown:
+    def searched(self, wanted: Tensor, deviations: Tensor, iterations: int, *, twice: bool, ends: bool) -> FoundImages:
         """The most probable images given features (n, F) with noise of deviations (n,), and if two searches agree."""
         shape, count = self.scene.shape, len(wanted)
         coordinates = coordinates_of(shape).to(self.scene.mean.to(wanted))
@@ -529,7 +538,7 @@ class FeatureReader:
         # Without a second start the last image is the first one: nothing is compared, and nothing certified.
         apart = ((images[:count] - images[-count:]) * self.scene.std).square().flatten(1).mean(dim=1).sqrt()
         determined = (apart < SAME) & (ended.values[:count] < SOLVED) & twice
-        return Shown(images[:count], ended.values[:count], determined, self.scene.pixels)
+        return FoundImages(images[:count], ended.values[:count], determined)
 
 
 # What an active server reads: rows of the gradient are equal from one occupied bin to the next, and the step between
@@ -588,19 +597,19 @@ def run_imprint(
     readers = {id(victim.parameters): FeatureReader.of(scene, victim, layers.first) for victim in rows if layers.body}
     prints = [read_imprint(scene, victim, layers, readers.get(id(victim.parameters))) for victim in rows]
     pairs = list(zip(rows, prints, strict=True))
-    named = [_labels(scene, *pair, layers) for pair in pairs]
+    told = [_labels(scene, *pair, layers) for pair in pairs]
     count = max(max(len(read.images), victim.model.examples) for victim, read in pairs)
     losses = torch.tensor([read.unexplained for read in prints], dtype=torch.float64)
     report(1, losses)
     filler = mean_image(scene)
     return Outcome(
         torch.stack([filled(read.images, filler, count) for read in prints]),
-        torch.stack([filled(labels, torch.tensor(UNREAD), count) for labels, _ in named]),
+        torch.stack([filled(labels, torch.tensor(UNREAD), count) for labels, _ in told]),
         losses,
         torch.ones(len(rows), dtype=torch.long),
         tuple(
-            read.note(victim.model.examples, read.determined & (off < LONE))
-            for (victim, read), (_, off) in zip(pairs, named, strict=True)
+            read.note(victim.model.examples, read.determined & is_lone)
+            for (victim, read), (_, is_lone) in zip(pairs, told, strict=True)
         ),
     )
 
@@ -627,20 +636,19 @@ def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers, reader: Fe
         amplitudes, flat = _denoised(rows, bins, noise, victim.one_scale, prior)
     kept = rows.in_bin(flat, bins, OUTSIDE / float(scene.std.min()))
     if reader is None:
-        images = flat.unflatten(1, scene.shape)
-        shown = Shown(images, flat.new_zeros(len(flat)), torch.ones_like(kept), scene.pixels)
+        found = FoundImages(flat.unflatten(1, scene.shape), flat.new_zeros(len(flat)), torch.ones_like(kept))
     else:
-        shown = reader.shown(flat.to(reader.network.dtype))
-    kept &= _is_image(scene, shown.images)
+        found = reader.inverted(flat.to(reader.network.dtype))
+    kept &= _is_image(scene, found.images)
     bins, flat, amplitudes = bins[kept], flat[kept], amplitudes[kept]
     return Imprint(
-        shown.images[kept].to(scene.mean),
+        found.images[kept].to(scene.mean),
         amplitudes,
         bins.cpu(),
         _unexplained(steps, bins, amplitudes, flat),
         exact,
-        shown.determined[kept],
-        scene.pixels - shown.rank,
+        found.determined[kept],
+        0 if reader is None else reader.lost,
     )
 
 
@@ -720,14 +728,14 @@ def _unexplained(steps: RowSteps, bins: Tensor, amplitudes: Tensor, flat: Tensor
 
 
 def _labels(scene: Scene, victim: Victim, read: Imprint, layers: ImprintLayers) -> tuple[Tensor, Tensor]:
-    """The labels (R,) with which the images have the amplitudes that were read, and how far off these are, relative."""
+    """The labels (R,) whose amplitudes are nearest to those that were read, and whether these are of lone records."""
     if victim.model.unit == "update" or not len(read.images) or not victim.one_scale:
-        return torch.full((len(read.images),), UNREAD), torch.ones(len(read.images))
+        return torch.full((len(read.images),), UNREAD), torch.zeros_like(read.determined)
     likely = sorted(set(victim.labels.tolist())) if victim.labels is not None else range(scene.classes)
     candidates = torch.tensor(list(likely), device=read.images.device)
     expected = torch.stack([_expected(scene, victim, layers, read, label) for label in candidates], dim=1)
     off, best = ((expected / read.amplitudes[:, None]) - 1).abs().min(dim=1)
-    return candidates[best].cpu(), off
+    return candidates[best].cpu(), off < LONE
 
 
 def _expected(scene: Scene, victim: Victim, layers: ImprintLayers, read: Imprint, label: Tensor) -> Tensor:
