@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line, reason_of, some_of
 from fedpriv.core.names import END, START
 from fedpriv.core.registry import suggestion
 from fedpriv.core.settings import Table
+from fedpriv.gradients.calls import until_the_end
 
 if TYPE_CHECKING:
     from fedpriv.models.machinery.settings import TextModelSettings
@@ -139,23 +141,16 @@ def _renumbered(config: Any, by: int) -> Any:
     moved = copy(config)
     for key in _TOKENS:
         if given := getattr(config, key, None):
-            tables = given if isinstance(given, dict) else {"": given}
-            numbers = {name: [number + by for number in of_table] for name, of_table in tables.items()}
-            setattr(moved, key, numbers if isinstance(given, dict) else numbers[""])
+            setattr(moved, key, tree_map(lambda number: number + by, given))  # of one table, or by its name
     return moved
 
 
-@contextmanager
-def _text_looked_up(network: Any, config: Any) -> Iterator[None]:
+def _text_looked_up(network: Any, config: Any) -> AbstractContextManager[None]:
     """Inside the block the table of tokens is asked for numbers of the saved network, as peft asks for a prompt's."""
-    if not _moved(network) or getattr(config, "prompt_tuning_init", None) != "TEXT":
-        yield
-        return
-    hook = network.get_input_embeddings().register_forward_pre_hook(lambda _, given: (given[0] + _moved(network),))
-    try:
-        yield
-    finally:
-        hook.remove()
+    by = _moved(network)
+    if not by or getattr(config, "prompt_tuning_init", None) != "TEXT":
+        return nullcontext()
+    return until_the_end([network.get_input_embeddings().register_forward_pre_hook(lambda _, given: (given[0] + by,))])
 
 
 def _token_axes(adapted: Any, tensors: dict[str, Tensor]) -> Iterator[tuple[str, int, tuple[int, int]]]:
