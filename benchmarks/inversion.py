@@ -91,7 +91,8 @@ def run_ours(case: Gradient, attack: str, steps: int) -> tuple[Tensor, float]:
     heard = Observation(1, 0, parameters, case.gradient, public, labels=tuple(sorted(case.labels.tolist())))
     name, given = _named(attack)
     kind = known_attack(name)
-    settings = kind.model_validate({**({"iterations": steps} if "iterations" in kind.model_fields else {}), **given})
+    fixed = {"iterations": steps} if "iterations" in kind.model_fields else {}
+    settings = kind.model_validate({**fixed, **given})
     began = time.process_time()
     (reconstruction,) = run_attack(AttackJob(name, [heard], case.model, settings, case.seed))
     return reconstruction.images, 1e3 * (time.process_time() - began) / steps

@@ -23,7 +23,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CONFIDENCE, EpsilonBound, refuse_exceeded
-from fedpriv.core.files import REPEAT, writing
+from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, rebuilt_world
 from fedpriv.core.plan import Plan
 from fedpriv.core.progress import Progress
@@ -128,7 +128,7 @@ def audit_canaries(folder: RunFolder, count: int, progress: Progress) -> CanaryA
         proven_epsilon=ledger.worst.epsilon,
         adjacency=ledger.worst.adjacency,
     )
-    with writing(REPEAT):
+    with writing():
         folder.write(found)
         folder.write_summary(summary.with_found({"canaries": found}))
     refuse_exceeded([found.figure])

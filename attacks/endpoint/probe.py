@@ -20,7 +20,7 @@ from fedpriv.attacks.scene import Counted, Network, ProbeReferee, ProbeScene, Pu
 from fedpriv.attacks.threat import Access, ThreatModel, prober
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import REPEAT, writing
+from fedpriv.core.files import writing
 from fedpriv.core.finding import png
 from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
@@ -70,7 +70,7 @@ def probe_run(
         seconds=time.monotonic() - began,
     )
     pictures = {name: png(image) for finding in findings for name, image in finding.pictures.items()}
-    with writing(REPEAT):
+    with writing():
         write_probe(folder, probe, pictures)
         folder.write_summary(summary.with_found({"probe": probe}))
     return probe

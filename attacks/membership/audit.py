@@ -15,7 +15,7 @@ from fedpriv.attacks.references import build_pool
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded
-from fedpriv.core.files import REPEAT, writing
+from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import RoundRecord
@@ -67,7 +67,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
         proven_epsilon=proven.epsilon if proven is not None and comparable else None,
         proven_adjacency=None if proven is None else proven.adjacency,
     )
-    with writing(REPEAT):
+    with writing():
         (folder.path / "membership").mkdir(exist_ok=True)
         write_signals(folder.path / "membership" / "signals.npz", signals)
         folder.write(membership)

@@ -30,7 +30,7 @@ from fedpriv.attacks.memorisation.records import CanaryGroup, CanaryResult, Extr
 from fedpriv.core.config.data import CanaryConfig
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import REPEAT, writing
+from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_state, rebuilt_world
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.progress import Progress
@@ -69,7 +69,7 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
         if config is not None:
             progress.stage("ranking canaries")
             exposed = _with_canaries(exposed, world, _network(world, final), config, folder.ledger(), written)
-    with writing(REPEAT):
+    with writing():
         folder.write(exposed)
         folder.write_summary(summary.with_found({"memorisation": exposed}))
     return exposed

@@ -212,11 +212,8 @@ def stopped(error: OSError, command: str) -> RunFailedError:
     return RunFailedError(f"{_told(error)}; go on with: {command}" if command else _told(error))
 
 
-REPEAT = "the same command"  # it goes on where nothing is kept of what was not finished
-
-
 @contextmanager
-def writing(command: str) -> Iterator[None]:
+def writing(command: str = "the same command") -> Iterator[None]:
     """Turn whatever cannot be written in this block into one line that ends with ``command``, which goes on."""
     try:
         yield

@@ -23,7 +23,7 @@ from fedpriv.attacks.referee import Truth, public_guesses, score, score_guesses
 from fedpriv.attacks.settings import known_attack
 from fedpriv.core.columns import ColumnSpec, worded
 from fedpriv.core.config import AdversaryConfig, parse_override
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import png
 from fedpriv.core.lab.results import attack_results
@@ -212,8 +212,7 @@ def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Seq
     known = upload.known
     replay = None
     if about.local:
-        more = f" and {len(about.local) - 4} more" if len(about.local) > 4 else ""
-        kept = f"the client keeps {', '.join(about.local[:4])}{more}, which it trains as well"
+        kept = f"the client keeps {some_of(about.local, 4)}, which it trains as well"
         replay = Replay(math.inf, 1.0, False, kept)
     elif known is not None and known.batches and about.noise not in _WITHIN:
         names = dict(zip(upload.observation.parameters, observation.parameters, strict=True))

@@ -196,9 +196,8 @@ class Seen:
     def local(self) -> tuple[str, ...]:
         """Names, as in the network, of what an optimiser moves and the message has not."""
         own = self.own
-        sent = {id(own[there]) for there in self.names.values() if there in own}
-        moved = {name: value for name, value in own.items() if value.requires_grad and id(value) in self._moved}
-        return tuple(name for name, value in moved.items() if id(value) not in sent)
+        kept = self._moved.keys() - {id(own[there]) for there in self.names.values() if there in own}
+        return tuple(name for name, value in own.items() if value.requires_grad and id(value) in kept)
 
     @property
     def base(self) -> Vector:

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedpriv.accounting.gaussian import CALIBRATIONS
 from fedpriv.attacks.intervals import binomial_lower, binomial_upper, rate_interval
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import REPEAT, writing
+from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.runs import RunFolder
@@ -71,7 +71,7 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
         certificates = _certificates(world, model, torch.from_numpy(rows), config, norms, progress)
         noiseless = _noiseless(world, model, torch.from_numpy(rows))
     robustness = _robustness(model, norms, config, certificates, noiseless, time.monotonic() - began)
-    with writing(REPEAT):
+    with writing():
         (folder.path / "robustness").mkdir(exist_ok=True)
         remove_certificates(folder)
         write_noise(folder, model)

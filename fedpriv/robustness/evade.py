@@ -22,7 +22,7 @@ from fedpriv.attacks.evasion.steps import (
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import REPEAT, writing
+from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Interval
@@ -100,7 +100,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
             progress.advanced("attacks by size", number, len(trials))
     evasion = _evasion(config, victims, trials, lines, len(rows), robustness)
     evasion = evasion.model_copy(update={"seconds": time.monotonic() - began})
-    with writing(REPEAT):
+    with writing():
         write_evasion(folder, evasion, lines)
         folder.write_summary(summary.with_found({"evasion": evasion}))
     return evasion

@@ -22,7 +22,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.columns import slices
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded
-from fedpriv.core.files import REPEAT, writing
+from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_checkpoint, final_state, finished_world
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import numpy_stream, torch_stream
@@ -54,7 +54,7 @@ def audit_sites(folder: RunFolder, uploads: int, progress: Progress) -> Sites:
         raise InputError(f"{folder.path}: an audit with --sites needs two clients, and labels that are not changed")
     after, state = final_checkpoint(folder, "audit").round, final_state(folder, world, "audit")
     clients = range(min(experiment.federation.clients, MOST_CLIENTS))
-    with cpu_threads(experiment.engine.threads), writing(REPEAT):
+    with cpu_threads(experiment.engine.threads), writing():
         progress.stage(f"{uploads} uploads of each of {len(clients)} clients")
         sketches = _sketches(world, clients, state, range(after + 1, after + uploads + 1))
         progress.stage(f"uploads of {SHADOWS} clients with public examples")

@@ -62,15 +62,11 @@ def chosen_trial(records: Sequence[TrialRecord]) -> ChosenTrial:
     if len(kinds) > 1:
         told = " and ".join(sorted(map(_worded, kinds)))
         raise InputError(f"--private-selection: trials prove statements of different kinds ({told}); allowed: of one")
-    best, (delta, *_, bounds) = max(done, key=lambda record: record.accuracy or 0.0), runs[0].kind
+    delta, *_, bounds = runs[0].kind
     found = selections([run.rdp() for run in runs], delta)
-    return ChosenTrial(
-        best.trial,
-        best.epsilon or 0.0,
-        delta,
-        best.adjacency or "",
-        tuple(replace(each, epsilon=each.epsilon + bounds) for each in found),
-    )
+    priced = tuple(replace(each, epsilon=each.epsilon + bounds) for each in found)
+    best = max(done, key=lambda record: record.accuracy or 0.0)
+    return ChosenTrial(best.trial, best.epsilon or 0.0, delta, best.adjacency or "", priced)
 
 
 def _worded(kind: tuple[float, str, str, float]) -> str:
