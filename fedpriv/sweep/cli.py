@@ -215,12 +215,12 @@ def _title(folders: list[Path]) -> str:
 
 
 def _print(records: Any, as_json: bool, **more: Any) -> None:
-    from fedpriv.sweep.display import result_table
+    from fedpriv.sweep.display import print_results
 
     if as_json:
         print_json({**more, "trials": [record.model_dump(mode="json") for record in records]})
     else:
-        out.print(result_table(records))
+        print_results(records, out)
         for record in records:
             for text in record.refusals:
                 print_line(f"trial {record.trial}: {text}")

@@ -11,6 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedpriv.core.errors import cut
+from fedpriv.core.report.filters import plain
 from fedpriv.sweep.comparison import choose_attacks, columns_of
 from fedpriv.sweep.cost import Kind
 from fedpriv.sweep.folder import SweepFolder
@@ -19,6 +21,8 @@ from fedpriv.sweep.settings import Trial, plain_settings
 
 _LAST_SHOWN = 10
 _REFRESH = 2.0
+_LONGEST = 30  # characters of one value, such as the columns of a table
+_WIDEST = 1000
 _WORDS = ("settings", "first of its kind")  # columns that wrap
 
 
@@ -121,6 +125,14 @@ class SweepDisplay(SweepProgress):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_results(records: Sequence[TrialRecord], console: Console) -> None:
+    """Print every trial; where the figures need more than the terminal's width, its lines wrap, and none is cut."""
+    table = result_table(records)
+    least = console.measure(table, options=console.options.update(width=_WIDEST)).minimum
+    table.width = least if least > console.width else None
+    console.print(table, crop=False)
+
+
 def result_table(records: Sequence[TrialRecord]) -> Table:
     """Return every trial with its main figures; columns that no trial has are left out, so that 80 columns do."""
     figures = {heading: cells for heading, cells in _measured(records).items() if any(map(str, cells))}
@@ -198,7 +210,7 @@ def _short(settings: Mapping[str, Any], seed: int) -> str:
     names = [
         leaf if leaves.count(leaf) == 1 and leaf != "name" else key for leaf, key in zip(leaves, settings, strict=True)
     ]
-    parts = [f"{name}={value}" for name, value in zip(names, settings.values(), strict=True)]
+    parts = [f"{name}={cut(plain(value), _LONGEST)}" for name, value in zip(names, settings.values(), strict=True)]
     return ", ".join([*parts, f"seed={seed}"])
 
 

@@ -31,7 +31,7 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.engines.tasks import _ended_at_once
 from fedpriv.sweep.comparison import read_folders
-from fedpriv.sweep.display import SweepDisplay, result_table
+from fedpriv.sweep.display import SweepDisplay, print_results, result_table
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.report import write_sweep_report
@@ -337,6 +337,17 @@ def test_the_live_table_fits_80_columns(tmp_path: Path) -> None:
     text = console.export_text()
     assert "mechanism.name=vmf" in text and "round 0 of 2" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_no_figure_of_a_wide_table_is_cut() -> None:
+    """What does not fit the terminal is wrapped by it; a long value of a setting is shortened."""
+    console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    record = synthetic(4)[-1]
+    print_results([record.model_copy(update={"settings": {"adversary.attacks": ("dlg",) * 20}})], console)
+    text = console.export_text()
+    assert f"{record.accuracy:.1%}" in text and f"{record.epsilon:.4g}" in text
+    assert max(map(len, text.splitlines())) > 60
+    assert "attacks=[dlg," in text and text.count("dlg") < 10
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What the templates of all pages share: numbers in words, settings as in the file, drawings as data."""
 
 import base64
+import io
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -9,6 +10,8 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
+from PIL import Image
+from pydantic import BaseModel
 
 from fedpriv.core import numbers
 from fedpriv.core.finding import Picture
@@ -50,8 +53,23 @@ def lower_first(text: str) -> str:
 
 
 def picture_uri(picture: Picture) -> str:
-    """Return a picture as an address that holds it."""
+    """Return a picture as an address that holds it; a signal, which is one row of pixels, as a curve."""
+    if picture.height == 1 < picture.width:
+        return svg_uri(_curve(picture.png))
     return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+
+
+def _curve(png: bytes) -> bytes:
+    """Draw each channel of one row of pixels, from 0 below to 255 above."""
+    with Image.open(io.BytesIO(png)) as image:
+        width, channels = image.width, [list(band.tobytes()) for band in image.split()]
+    points = [" ".join(f"{x},{255 - value}" for x, value in enumerate(channel)) for channel in channels]
+    lines = "".join(f'<polyline points="{each}" vector-effect="non-scaling-stroke"/>' for each in points)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="128" height="64" viewBox="0 -5 {width - 1} 265" '
+        f'preserveAspectRatio="none" fill="none" stroke="#000"><rect y="-5" width="100%" height="100%" fill="#fff" '
+        f'stroke="none"/>{lines}</svg>'
+    ).encode()
 
 
 def svg_uri(svg: bytes) -> str:
@@ -65,6 +83,9 @@ def plain(value: object) -> str:
         return "unset"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, BaseModel):  # such as a column of a table
+        given = value.model_dump(exclude_defaults=True).items()
+        return f"{{ {', '.join(f'{key} = {plain(each)}' for key, each in given)} }}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(plain(item) for item in value)}]"
     return str(value) if value != "" else "empty"

@@ -357,7 +357,7 @@ class _Uploads:
         if not view.scores or any(score.lpips is not None for score in view.scores):
             return ""
         if 0 < self._smallest < PERCEIVED:
-            return f"pictures of {self._smallest} pixels a side are too small for it"
+            return f"a side of {self._smallest} pixel{'' if self._smallest == 1 else 's'} is too short for it"
         reasons = [result.lpips_reason for result in view.summary.attacks] if view.summary else []
         return next((reason for reason in reasons if reason), "the run gives no reason")
 

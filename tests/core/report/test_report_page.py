@@ -19,12 +19,13 @@ from PIL import Image
 
 from fedpriv.attacks import metrics
 from fedpriv.core import numbers
+from fedpriv.core.config.data import ColumnConfig
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import WriteError
 from fedpriv.core.finding import Picture
 from fedpriv.core.records import members_text
 from fedpriv.core.report import load_view, page, render_page, reported, tiles, write_report
-from fedpriv.core.report.filters import PAPERS
+from fedpriv.core.report.filters import PAPERS, picture_uri, plain
 from fedpriv.core.runs import RunFolder
 from tests.cases import in_one_test
 
@@ -501,10 +502,29 @@ def test_a_note_about_some_clients_names_them(make_run: MakeRun) -> None:
     assert "for all (clients" not in text
 
 
+def test_a_signal_is_drawn_as_a_curve() -> None:
+    """One row of pixels cannot be seen; a column of pixels, and a single one, stay what they are."""
+    values = np.array([[[0, 255], [128, 3], [255, 7]]], np.uint8)
+    for row, channels in ((values[:, :, 0], [[0, 128, 255]]), (np.dstack([values, values[..., :1]]), None)):
+        buffer = io.BytesIO()
+        Image.fromarray(row).save(buffer, "PNG")
+        uri = picture_uri(Picture(buffer.getvalue(), 3, 1))
+        svg = base64.b64decode(uri.removeprefix("data:image/svg+xml;base64,")).decode()
+        drawn = [
+            [255 - int(point.split(",")[1]) for point in line.split()] for line in re.findall('points="(.*?)"', svg)
+        ]
+        assert drawn == (channels or [[0, 128, 255], [255, 3, 7], [0, 128, 255]])
+    assert picture_uri(Picture(b"", 1, 3)) == "data:image/png;base64,"
+
+
+def test_a_setting_is_shown_as_in_the_file() -> None:
+    assert plain((ColumnConfig(name="age", low=0, high=9),)) == "[{ name = age, low = 0.0, high = 9.0 }]"
+
+
 def test_lpips_gives_its_reason_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of digits of 8 x 8 that they are too small, whatever else is missing."""
     text = report(make_run()).text
-    assert text.count("LPIPS is n/a here: pictures of 8 pixels a side are too small for it") == 1
+    assert text.count("LPIPS is n/a here: a side of 8 pixels is too short for it") == 1
     assert LPIPS_REASON not in text and "n/a here" not in report(make_run(lpips=True)).text
     monkeypatch.setattr(page, "PERCEIVED", 8)
     assert report(make_run()).text.count(LPIPS_REASON) == 1
