@@ -145,9 +145,9 @@ def _run(
         runs = attack.runs()
     for turn, run in enumerate(runs):
         mine = [row for row in range(len(rows)) if row % restarts % len(runs) == turn]
-        victims = [rows[row] for row in mine]
+        my_rows = [rows[row] for row in mine]
         # What reads uploads without dummies keeps nothing for derivatives.
-        parts = chunks(scene.network, victims, scene.shape, scene.classes) if attack.simulates else [range(len(mine))]
+        parts = chunks(scene.network, my_rows, scene.shape, scene.classes) if attack.simulates else [range(len(mine))]
         for part in parts:
             these = mine[part.start : part.stop]
             with _of_others(attack):
