@@ -55,11 +55,14 @@ def ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
     The window is theirs, 11x11, Gaussian of 1.5 pixels; below that side the largest odd one that fits, in proportion
     (8x8 digits: 7x7 and 0.95), so that numbers of such images compare among themselves only. Constants are K1 = 0.01,
-    K2 = 0.03 for a range of 1. Only windows inside the image count, as in their code.
+    K2 = 0.03 for a range of 1. Only windows inside the image count, as in their code. Of signals, which have one row or
+    two, windows lie in a row: one of a single pixel would compare no structure.
     """
-    fitting = min(*originals.shape[-2:], SSIM_WINDOW)
+    sides = originals.shape[-2:]
+    fitting = min(SSIM_WINDOW, max(sides), *(side for side in sides if side > 2))
     window = fitting - 1 + fitting % 2
-    return _similarity(*_pair(originals, reconstructions), SSIM_SIGMA * window / SSIM_WINDOW)
+    sigma = SSIM_SIGMA * window / SSIM_WINDOW
+    return _similarity(*_pair(originals, reconstructions), tuple(sigma if side > 2 else 0.0 for side in sides))
 
 
 def padded_ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
@@ -69,7 +72,7 @@ def padded_ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
     """
     border = (SSIM_WINDOW // 2,) * 4
     original, reconstruction = _pair(originals, reconstructions)
-    return _similarity(pad(original, border, "reflect"), pad(reconstruction, border, "reflect"), SSIM_SIGMA)
+    return _similarity(pad(original, border, "reflect"), pad(reconstruction, border, "reflect"), (SSIM_SIGMA,) * 2)
 
 
 def match(originals: Tensor, reconstructions: Tensor) -> Tensor:
@@ -102,7 +105,7 @@ def lpips_scores(originals: Tensor, reconstructions: Tensor, download: bool = Tr
     return LpipsResult(distances.flatten(), None)
 
 
-def _similarity(originals: Tensor, reconstructions: Tensor, sigma: float) -> Tensor:
+def _similarity(originals: Tensor, reconstructions: Tensor, sigma: tuple[float, ...]) -> Tensor:
     """Mean SSIM (equation 13) over the windows inside each image, float64 (N,); a window ends at 3.5 sigma."""
     from scipy.ndimage import gaussian_filter
 
@@ -111,9 +114,9 @@ def _similarity(originals: Tensor, reconstructions: Tensor, sigma: float) -> Ten
     product, squares = mean(x) * mean(y), mean(x) ** 2 + mean(y) ** 2
     covariance, variances = mean(x * y) - product, mean(x**2 + y**2) - squares
     values = (2 * product + _C1) / (squares + _C1) * (2 * covariance + _C2) / (variances + _C2)
-    border = round(_TRUNCATED * sigma)
+    down, across = (round(_TRUNCATED * each) for each in sigma)
     height, width = values.shape[2:]
-    inside = values[:, :, border : height - border, border : width - border]
+    inside = values[:, :, down : height - down, across : width - across]
     return torch.from_numpy(inside.mean(axis=(1, 2, 3)))
 
 

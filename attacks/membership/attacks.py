@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,8 +95,17 @@ def losses(logits: Floats) -> Floats:
 
 def write_signals(path: Path, signals: Signals) -> None:
     """Write signals as .npz without pickled objects; the file appears whole."""
+    _write_arrays(path, {field.name: getattr(signals, field.name) for field in fields(signals)})
+
+
+def write_scores(path: Path, scores: Mapping[str, Floats], members: NDArray[np.bool_]) -> None:
+    """Write each attack's scores of the candidates, by its name, and which of them are members."""
+    _write_arrays(path, {**scores, "members": members})
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     content = io.BytesIO()
-    np.savez(content, **{field.name: getattr(signals, field.name) for field in fields(signals)})
+    np.savez(content, **arrays)  # type: ignore[arg-type] # numpy's stubs take a key for allow_pickle
     write_whole(path, content.getvalue())
 
 

@@ -1,7 +1,7 @@
 """Membership inference on the folder of an earlier run: who was in the training data, told from its models."""
 
 from fedpriv.attacks.epsilon import is_gaussian
-from fedpriv.attacks.membership.attacks import write_signals
+from fedpriv.attacks.membership.attacks import ATTACKS, write_scores, write_signals
 from fedpriv.attacks.membership.game import (
     canaries_in_references,
     draw_references,
@@ -57,12 +57,13 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     # Which attack the canaries are guessed by, and which bound, is settled before any score of theirs is seen.
     attack = "lira-rounds" if len(target) > 1 else "lira-online"
     bound = canaries_in_references(signals, attack, experiment.mechanism.delta, is_gaussian(experiment))
+    scores = {name: attack(signals) for name, attack in ATTACKS.items()}
     comparable = proven is not None and proven.replaces
     membership = Membership(
         game=_GAME,
         references=references,
         rounds=tuple(sorted(target)),
-        attacks=make_attacks(signals, candidates.truth, experiment.seed),
+        attacks=make_attacks(scores, candidates.truth, experiment.seed),
         epsilon_bound=bound,
         proven_epsilon=proven.epsilon if proven is not None and comparable else None,
         proven_adjacency=None if proven is None else proven.adjacency,
@@ -70,6 +71,7 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     with writing():
         (folder.path / "membership").mkdir(exist_ok=True)
         write_signals(folder.path / "membership" / "signals.npz", signals)
+        write_scores(folder.path / "membership" / "scores.npz", scores, candidates.truth)
         folder.write(membership)
         folder.write_summary(summary.with_found({"membership": membership}))
     refuse_exceeded([membership.figure])

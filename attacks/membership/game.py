@@ -95,15 +95,13 @@ def membership_signals(
 
 
 def make_attacks(
-    signals: Signals, truth: NDArray[np.bool_], seed: int, confidence: float = 0.95
+    scores: Mapping[str, Floats], truth: NDArray[np.bool_], seed: int, confidence: float = 0.95
 ) -> tuple[MembershipAttack, ...]:
-    """Make every attack and score it; ``truth``: (N,), which candidates are members; used for scoring only."""
-    results = []
-    for number, (name, attack) in enumerate(ATTACKS.items()):
-        scores = attack(signals)
-        rng = numpy_stream(seed, "membership-bootstrap", number)
-        results.append(score_membership(name, scores, truth, rng, confidence))
-    return tuple(results)
+    """Score every attack by its scores of candidates; ``truth``: (N,), which candidates are members."""
+    return tuple(
+        score_membership(name, each, truth, numpy_stream(seed, "membership-bootstrap", number), confidence)
+        for number, (name, each) in enumerate(scores.items())
+    )
 
 
 def score_membership(

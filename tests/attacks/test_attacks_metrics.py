@@ -59,6 +59,18 @@ def test_scores_equal_their_formulas(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(ssim(x, y), [wang_ssim(p, q) for p, q in zip(a, b, strict=True)], rtol=0, atol=1e-9)
 
 
+def test_ssim_of_a_signal_compares_its_shape() -> None:
+    """Its windows lie along it, so that the figure is a picture's whose rows are all this one; noise is not alike."""
+    x = pictures((1, 1, 60), seed=1)
+    y = (x + 0.2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(2))).clamp(0, 1)
+    tall = [z.double().numpy().repeat(11, axis=2) for z in (x, y)]
+    expected = [wang_ssim(p, q) for p, q in zip(*tall, strict=True)]
+    np.testing.assert_allclose(ssim(x, y), expected, rtol=0, atol=1e-9)
+    two = torch.cat([x, y], dim=2), torch.cat([y, y], dim=2)  # the second row is its own original
+    np.testing.assert_allclose(ssim(*two), (np.array(expected) + 1) / 2, rtol=0, atol=1e-9)
+    assert float(ssim(torch.full((1, 1, 1, 60), 0.5), x[:1])) < 0.2
+
+
 @in_one_test("channels", [1, 3])
 @in_one_test("side", [(8, 8), (28, 28), (32, 32), (LEAST_PADDED, 9)])
 def test_padded_ssim_is_that_of_torchmetrics(channels: int, side: tuple[int, int]) -> None:

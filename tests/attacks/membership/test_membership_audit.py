@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedpriv.attacks.membership.attacks import Signals, label_logits
 from fedpriv.attacks.membership.audit import audit_run
@@ -61,6 +62,11 @@ def test_the_targets_signals_are_those_of_the_final_model(tmp_path: Path) -> Non
         wanted = label_logits(world.model(world.network_input(every)), labels).numpy()
     assert np.isin(signals.target[-1].round(4), wanted.round(4)).mean() > 0.95
     assert signals.target.shape == (2, 60)
+    scores = np.load(folder.path / "membership" / "scores.npz")
+    for row in json.loads((folder.path / "membership.json").read_text(encoding="utf-8"))["attacks"]:
+        false, true, _ = roc_curve(scores["members"], scores[row["attack"]])
+        assert row["auc"] == pytest.approx(roc_auc_score(scores["members"], scores[row["attack"]]), abs=1e-12)
+        assert row["tpr_at_1_percent"] == pytest.approx(true[false <= 0.01].max(), abs=1e-12)
 
 
 def test_a_private_run_is_compared_with_its_ledger(tmp_path: Path) -> None:

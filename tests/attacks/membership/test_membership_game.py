@@ -66,7 +66,7 @@ def memorised() -> tuple[World, MemberPairs, Signals]:
 @pytest.mark.slow
 def test_a_model_that_memorised_random_labels_gives_its_members_away(memorised) -> None:
     _, candidates, signals = memorised
-    for result in make_attacks(signals, candidates.truth, seed=0):
+    for result in make_attacks({name: attack(signals) for name, attack in ATTACKS.items()}, candidates.truth, seed=0):
         assert result.auc > 0.95, result.attack
 
 
@@ -82,7 +82,9 @@ def test_a_model_trained_without_the_members_tells_nothing(memorised) -> None:
     others = tuple(np.split(free[:EXAMPLES], cuts)[: len(cuts)])
     without = signals_of(world, trained(world, others), candidates, 2)
     blind = replace(signals, target=without.target, others=without.others)
-    for result in make_attacks(blind, candidates.truth, seed=0, confidence=0.999):
+    for result in make_attacks(
+        {name: attack(blind) for name, attack in ATTACKS.items()}, candidates.truth, seed=0, confidence=0.999
+    ):
         low, high = result.intervals["auc"]
         assert low <= 0.5 <= high, result.attack
 
