@@ -225,7 +225,7 @@ def check_splits(path: Path, rows: Sequence[Row]) -> None:
             raise InputError(where=f"{path}, row {number}", key="split", given=row.split, allowed=f"allowed: {allowed}")
 
 
-LABELS = "The names of the labels were read off the texts, and are taken as public."
+_LABELS = "The names of the labels were read off the texts, and are taken as public."
 
 PUBLIC_SEED = 0  # the choice of test sequences is part of the data set, the same for every experiment
 # A text becomes numbers of 64 bits, a token and its target, and is held as an object of Python's meanwhile.
@@ -318,8 +318,10 @@ def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> TextS
     return TextSplit(train, test)
 
 
-def arrays_of(part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, root: Path, where: str) -> Arrays:
-    """Return texts as tokens."""
+def arrays_of(
+    part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, root: Path, where: str, read_off: bool = False
+) -> Arrays:
+    """Return texts as tokens; ``read_off``: whether the labels are known from nothing but the texts."""
     import numpy as np
 
     task = config.task or ("classify" if labels else "next")
@@ -342,11 +344,15 @@ def arrays_of(part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, 
     facts = TextFacts(task, tokenizer, packed=config.pack)
     tokens = [each.x.astype(np.int32)[:, None] for each in (train, test)]
     whose = Keys(train.owners, test.owners, keys.names) if part.train[0].key is not None else None
-    return Arrays(tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config), text=facts, keys=whose)
+    return Arrays(
+        tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config, read_off), text=facts, keys=whose
+    )
 
 
-def _notes(task: Literal["classify", "next"], config: CorpusConfig) -> tuple[str, ...]:
-    if task == "classify" or not config.pack:
+def _notes(task: Literal["classify", "next"], config: CorpusConfig, read_off: bool) -> tuple[str, ...]:
+    if task == "classify":
+        return (_LABELS,) if read_off else ()
+    if not config.pack:
         return ()
     return (
         f"An example is a sequence of {config.length} tokens: a text may lie in several, and what is proven of an "

@@ -397,6 +397,7 @@ def test_labels_that_are_numbers_have_their_order(tmp_path: Path) -> None:
     for name, file in (("hub", "texts.parquet"), ("text", "texts.csv")):
         read = loaded(name, tmp_path / file, text=text)
         assert read.class_names == tuple(map(str, range(12))) and "The names of the labels" in read.notes[0]
+        assert loaded(name, tmp_path / file, text={**text, "task": "next"}).notes == ()  # which has no labels
 
 
 @pytest.mark.parametrize("images_", ["uint8", "uint16", "float32", "float64", "bool", "int64", "channels first"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from fedpriv.data.files import Arrays
 from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import read_pictures
 from fedpriv.data.source import Place, home, part_of, split_names
-from fedpriv.data.texts import LABELS, Row, TextSplit, arrays_of, ordered_words, split_by_key
+from fedpriv.data.texts import Row, TextSplit, arrays_of, ordered_words, split_by_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -291,8 +291,7 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
     given = [row.label or "" for each in part for row in each]
     names = (named or ordered_words(given, f"{place.path}: column {config.label!r}")) if config.label else ()
     labels = {name: name for name in names}
-    made = arrays_of(part, labels, config, place.root, place.path)
-    return made if named or not labels else replace(made, notes=(*made.notes, LABELS))
+    return arrays_of(part, labels, config, place.root, place.path, read_off=not named)
 
 
 def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:

@@ -36,9 +36,8 @@ class OwnArrays(OwnFile):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         path, key, owner = home(place.path), place.key or _CLIENT, place.owner
-        headers = read_headers(
-            path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), "class_names", key, f"{key}_test", owner, f"{owner}_test")
-        )
+        more = ("class_names", key, f"{key}_test", owner, f"{owner}_test")
+        headers = read_headers(path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), *more))
         names = {name: name if name in headers else _MEDMNIST[name] for name in IMAGE_ARRAYS}
         missing = [name for name, found in names.items() if found not in headers]
         if missing:
@@ -50,11 +49,7 @@ class OwnArrays(OwnFile):
             if given and (given not in headers or given in names.values()):
                 why = "is what is learnt from" if given in headers else "there is no such array"
                 raise InputError(where=str(path), key=setting, given=given, allowed=why)
-        headers = {
-            name: headers[name]
-            for name in (*names.values(), "class_names", key, f"{key}_test", owner, f"{owner}_test")
-            if name in headers
-        }
+        headers = {name: headers[name] for name in (*names.values(), *more) if name in headers}
         for name in (names["x_train"], names["x_test"]):
             _check_pixels(headers[name], f"{path}: {name}")
         check_memory(path, sum(map(needed_memory, headers.values())), place.memory)

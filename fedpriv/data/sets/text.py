@@ -1,6 +1,5 @@
 """Texts of your own: the CSV file or JSON lines that ``data.path`` names, and what ``data.text`` says of them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import override
@@ -11,7 +10,6 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, home
 from fedpriv.data.texts import (
-    LABELS,
     Corpus,
     TextColumns,
     arrays_of,
@@ -50,8 +48,7 @@ class OwnTexts(Corpus):
         words = ordered_words([row.label for row in rows if row.label is not None], f"{path}: column {config.label!r}")
         labels = {label: label for label in words}
         part = split_by_column(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
-        made = arrays_of(part, labels, config, place.root, place.path)
-        return (replace(made, notes=(*made.notes, LABELS)) if labels else made), place.path
+        return arrays_of(part, labels, config, place.root, place.path, read_off=True), place.path
 
     @classmethod
     @override
