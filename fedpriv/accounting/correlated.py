@@ -47,7 +47,21 @@ def sensitivity(correlation: Correlation, participations: int) -> float:
     """Return how far a unit of norm 1 moves C x at most, from so many rounds."""
     times = np.zeros(correlation.rounds)
     times[:: correlation.separation][:participations] = 1.0
-    return float(np.linalg.norm(scipy.signal.lfilter([1.0], noise_factors(correlation.band), times)))
+    column = _first_column(correlation.band, correlation.rounds)
+    return float(np.linalg.norm(scipy.signal.convolve(times, column)[: correlation.rounds]))
+
+
+def _first_column(band: int, rounds: int) -> np.ndarray:
+    """The coefficients of 1 / S(u), twice as many in each step of Newton's method: a recursion takes minutes."""
+    series, column = np.zeros(rounds), np.zeros(rounds)
+    series[:band] = noise_factors(band)[:rounds]
+    column[0], known = 1.0, 1
+    while known < rounds:
+        size = min(2 * known, rounds)
+        square = scipy.signal.convolve(column[:known], column[:known])
+        column[known:size] = -scipy.signal.convolve(square, series[:size])[known:size]
+        known = size
+    return column
 
 
 class CorrelatedProof(CentralProof):

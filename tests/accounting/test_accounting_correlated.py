@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import linalg, special
+from scipy import linalg, signal, special
 
 from fedpriv.accounting import (
     Release,
@@ -100,6 +100,16 @@ JAX_PRIVACY = {
 def test_agrees_with_jax_privacy(case: tuple[int, int, int, int]) -> None:
     pattern = Correlation(*case)
     assert sensitivity(pattern, pattern.participations) == pytest.approx(JAX_PRIVACY[case], rel=1e-12)
+
+
+@in_one_test("pattern", [(1, 1, 3000), (70, 30, 100), (2500, 1000, 3), (3001, 2999, 2)])
+def test_many_rounds_agree_with_the_recursion(pattern: tuple[int, int, int]) -> None:
+    """Which is an IIR filter: each round of C x is what the noise's shares of earlier ones leave."""
+    band, apart, times = pattern
+    taken = np.zeros(3001)
+    taken[: apart * times : apart] = 1.0
+    filtered = signal.lfilter([1.0], noise_factors(band), taken)
+    assert sensitivity(Correlation(band, apart, times, 3001), times) == pytest.approx(np.linalg.norm(filtered), 1e-12)
 
 
 @in_one_test("adjacency", ["replace-one", "zero-out"])
