@@ -30,6 +30,7 @@ from flwr.simulation import run_simulation
 from sklearn.datasets import load_digits
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.numbers import several
 from fedpriv.engines.inline import InlineGrid, run_server
 from fedpriv.flower import privatise
 from studies.arguments import StudyParser, whole, wholes
@@ -127,7 +128,7 @@ def protected(clients: int, rounds: int, epsilon: float, seed: int, inline: bool
     worst = max(lines, key=lambda line: line["epsilon"])
     claim = f"epsilon {worst['epsilon']:.3f} at delta {worst['delta']:g} ({worst['adjacency']})"
     noise = f"sigma {worst['noise']:.2f} on the sum of {survivors}"
-    return right, f"{claim}, {worst['participations']} rounds, {len(lines)} clients, {noise}"
+    return right, f"{claim}, {several(worst['participations'], 'round')}, {len(lines)} clients, {noise}"
 
 
 def main() -> None:

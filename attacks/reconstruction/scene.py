@@ -22,6 +22,17 @@ from fedpriv.core.randomness import torch_stream
 Progress = Callable[[int, int, float], None]
 """(iterations done, iterations in all, mean over victims of the best finite loss so far)."""
 
+
+def one_of(progress: Progress, part: int, parts: int) -> Progress:
+    """Return the listener of one of so many equal parts, such as one upload of several."""
+    return lambda done, total, loss: progress(part * total + done, parts * total, loss)
+
+
+def counted(progress: Progress, before: int, total: int) -> Callable[[int, float], None]:
+    """Return the listener of a part that counts its own iterations: so many were made before, of so many in all."""
+    return lambda done, loss: progress(before + done, total, loss)
+
+
 Report = Callable[[int, Tensor], bool]
 """(iterations done, losses (N,)) of one chunk of rows -> whether to go on: else time is up."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, take_apart
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.attacks.reconstruction.scene import Progress, time_is_up
+from fedpriv.attacks.reconstruction.scene import Progress, counted, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.attention import (
     SMALLER,
@@ -146,7 +146,13 @@ class KeptTokens:
 
 
 def kept_tokens(
-    network: nn.Module, spans: Sequence[Span], vocabulary: int, length: int, most: int, opening: tuple[int, ...]
+    network: nn.Module,
+    spans: Sequence[Span],
+    vocabulary: int,
+    length: int,
+    most: int,
+    opening: tuple[int, ...],
+    progress: Progress,
 ) -> KeptTokens:
     """Try all tokens at all positions but padding; a first position that no span sees may have any."""
     tried = vocabulary * length
@@ -164,6 +170,7 @@ def kept_tokens(
             token = int(numbers[row])
             if token != PAD:
                 found[place].append((float(shares[:, row, place].max()), token))
+        progress(int(numbers[-1]) + 1, vocabulary, math.nan)
     if bool(unseeing.any()) and opening:
         found[0] = [(0.0, opening[0])]
     tokens = tuple(tuple(token for _, token in sorted(each)) for each in found)
@@ -198,7 +205,7 @@ class Grown:
     tried: int  # prefixes that were run through the network
 
 
-def grow(network: nn.Module, spans: Sequence[Span], kept: KeptTokens, most: int) -> Grown:
+def grow(network: nn.Module, spans: Sequence[Span], kept: KeptTokens, most: int, progress: Progress) -> Grown:
     """Extend each prefix by each token of the next position, and keep what the row spaces hold.
 
     Without positions a first token that is repeated attends to nothing new, and cannot be told from itself: it is not
@@ -223,6 +230,7 @@ def grow(network: nn.Module, spans: Sequence[Span], kept: KeptTokens, most: int)
                 "most"
             )
         prefixes = passed
+        progress(place + 1, len(kept.tokens), math.nan)
         if not prefixes or time_is_up():
             break
     return Grown((*whole, *prefixes), tuple(inner), tried)
@@ -251,20 +259,27 @@ _TOGETHER = 16  # sentences that are changed at once
 
 
 def search(
-    network: nn.Module, spans: Sequence[Span], kept: KeptTokens, wanted: int, starts: int, stream: torch.Generator
+    network: nn.Module,
+    spans: Sequence[Span],
+    kept: KeptTokens,
+    wanted: int,
+    starts: int,
+    stream: torch.Generator,
+    progress: Progress,
 ) -> tuple[list[Sentence], int]:
     """Return sentences that the row spaces hold, at most so many, and how many were run through the network."""
     found: dict[Sentence, None] = {}
-    tried = 0
-    for _ in range(0, starts, _TOGETHER):
-        for length in _lengths(kept):
-            current = padded([_drawn(kept.tokens[:length], stream) for _ in range(_TOGETHER)], len(kept.tokens))
-            current, more = _settled(network, spans, current, kept.tokens[:length])
-            tried += more
-            held = _held(network, spans, current, length)
-            found |= {tuple(row[:length]): None for row, passes in zip(current.tolist(), held, strict=True) if passes}
-            if len(found) >= wanted or time_is_up():
-                return list(found), tried
+    lengths, tried = _lengths(kept), 0
+    trials = [length for _ in range(0, starts, _TOGETHER) for length in lengths]
+    for number, length in enumerate(trials, 1):
+        current = padded([_drawn(kept.tokens[:length], stream) for _ in range(_TOGETHER)], len(kept.tokens))
+        current, more = _settled(network, spans, current, kept.tokens[:length])
+        tried += more
+        held = _held(network, spans, current, length)
+        found |= {tuple(row[:length]): None for row, passes in zip(current.tolist(), held, strict=True) if passes}
+        if len(found) >= wanted or time_is_up():
+            break
+        progress(number, len(trials), math.nan)
     return list(found), tried
 
 
@@ -430,7 +445,7 @@ def read(
         tokens = likely_tokens(scene, victim, network)
         if tokens is None or not _are_usable(scene, victim, network, tokens):
             raise
-        reading = read_in_order(scene, victim, tokens, config.rounds)
+        reading = read_in_order(scene, victim, tokens, config.rounds, progress)
         return replace(reading, note=f"{refusal}; {reading.note}")
 
 
@@ -498,16 +513,14 @@ def _by_row_spaces(
 ) -> Reading:
     """Read the sentences by what the row spaces hold."""
     first, deeper, trouble = _spans(scene, victim, network)
-    kept = kept_tokens(network, first, scene.format.vocabulary, scene.length, config.most_tokens, scene.opening)
-    progress(1, _STEPS, math.nan)
-    found = _sentences(scene, network, victim, kept, (first, deeper), trouble, config, stream)
-    progress(2, _STEPS, math.nan)
+    size, opening = scene.format.vocabulary, scene.opening
+    kept = kept_tokens(network, first, size, scene.length, config.most_tokens, opening, progress)
+    found = _sentences(scene, network, victim, kept, (first, deeper), trouble, config, stream, progress)
     if not found.whole:
         raise AttackRefused(f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence")
     weighed = _weighed(scene, victim, found.whole, found.inner)
     if not first[0].noisy and _NOTHING <= weighed.unexplained < math.inf:
         raise AttackRefused(f"{found.how}: the sentences found explain nothing of the upload")
-    progress(3, _STEPS, math.nan)
     tokens = padded(weighed.sentences, scene.length)
     note = "; ".join([_about(first[0]), found.how, _certificate(scene, weighed, noisy=first[0].noisy)])
     return Reading(
@@ -626,13 +639,14 @@ def _sentences(
     trouble: str,
     config: DagerSettings,
     stream: torch.Generator,
+    progress: Progress,
 ) -> _Found:
     """Put tokens together."""
     first, deeper = spans
     counts = f"{sum(map(len, kept.tokens))} tokens kept at {sum(map(bool, kept.tokens))} positions"
     reach = deeper[0].probe.reach if deeper else "none"
     if reach == "prefix":
-        grown = grow(network, deeper, kept, config.most_sentences)
+        grown = grow(network, deeper, kept, config.most_sentences, progress)
         return _Found(grown.whole, grown.inner, f"{counts}, beginnings tried: {grown.tried}")
     if kept.placed and all(len(tokens) <= 1 for tokens in kept.tokens):
         return _Found([tuple(tokens[0] for tokens in kept.before_end)], [], f"{counts}: one sentence")
@@ -647,7 +661,7 @@ def _sentences(
         raise AttackRefused(f"{counts}, and no deeper layer tells which belong together: {why}")
     if not kept.placed:
         raise AttackRefused(f"{counts}, in no order: the network has no positions, and all of them see each other")
-    found, tried = search(network, deeper, kept, victim.model.examples, config.starts, stream)
+    found, tried = search(network, deeper, kept, victim.model.examples, config.starts, stream, progress)
     both = list(dict.fromkeys([*attended, *found]))
     if not both:
         raise AttackRefused(f"{counts}: of {tried} sentences that were tried the row spaces hold none")
@@ -753,7 +767,7 @@ def present_tokens(gradient: Tensor, inputs: Tensor, deviation: float) -> Tensor
     return names[strengths.argsort(descending=True, stable=True)[: int((strengths > 0).sum())]]
 
 
-def read_in_order(scene: TextScene, victim: Victim, tokens: Tensor, rounds: int) -> Reading:
+def read_in_order(scene: TextScene, victim: Victim, tokens: Tensor, rounds: int, progress: Progress) -> Reading:
     """Put tokens in the order, and as often, as the whole upload and a language model of public texts say.
 
     Without noise the tokens are certain; with noise the search may exchange them.
@@ -768,7 +782,7 @@ def read_in_order(scene: TextScene, victim: Victim, tokens: Tensor, rounds: int)
     laid = Lookup(tokens, None, None).sentences(scene, count, language)
     usual = torch.stack([_usual_order(row, language, len(scene.opening)) for row in laid])
     starts = [climb.at(Texts(made, labels)) for made in (laid, usual)]
-    ended = climb.climb(min(starts, key=lambda start: start.loss), rounds, lambda done, loss: None)
+    ended = climb.climb(min(starts, key=lambda start: start.loss), rounds, counted(progress, 0, rounds))
     note = f"{len(tokens)} tokens by the likelihood of the gradient, {ended.rounds} rounds of search; {language.title}"
     return Reading((ground.sentences(ended.texts, ended.loss, ended.rounds),), note)
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from fedpriv.attacks.observation import TextFormat
 from fedpriv.attacks.reconstruction.results import AttackRefused, Reconstruction, Restart
-from fedpriv.attacks.reconstruction.scene import ENDED, time_is_up
+from fedpriv.attacks.reconstruction.scene import ENDED, one_of, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import OtherBatches, Victim, join, prepare_victims, uploads_of
 from fedpriv.core.errors import printable
 from fedpriv.core.federated import example_losses
@@ -142,10 +142,11 @@ def read_texts(job: "AttackJob") -> list[Reconstruction]:
     scene = TextScene.of(job.model, settings.shape, settings.classes, settings.text, job.public_images)
     prepared = iter(prepare_victims(observations, scene.names, scene.device))
     victims = [join([next(prepared) for _ in uploads_of(heard)]) for heard in job.observations]
+    listener = job.progress or (lambda done, steps, loss: None)
     results = []
-    for victim in victims:
+    for number, victim in enumerate(victims):
         began = time.perf_counter()
-        reading = config.read(scene, victim, job.seed, job.progress or (lambda done, steps, loss: None))
+        reading = config.read(scene, victim, job.seed, one_of(listener, number, len(victims)))
         _check(config.name, scene, reading)
         results.append(_result(config.name, victim, reading, time.perf_counter() - began))
     return results

@@ -19,7 +19,7 @@ from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_label
 from fedpriv.attacks.reconstruction.matching import Matcher, Objective, angle
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.attacks.reconstruction.scene import Progress, time_is_up
+from fedpriv.attacks.reconstruction.scene import Progress, counted, one_of, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.simulation import SimulationTrial, simulated_upload, trained_upload
 from fedpriv.attacks.texts.lookup import Lookup, read_lookup
@@ -502,22 +502,24 @@ def most_probable(scene: TextScene, victim: Victim, config: TextMapSettings, see
     ground = Ground.of(scene, victim)
     climb = Climb(scene, victim, ground.soft, misfit, language)
 
-    def tell(done: int, loss: float) -> None:
-        progress(done, config.iterations, loss)
-
+    # Rounds of each of several starts, before the best of them goes on.
+    share = config.iterations // (4 * len(ground.starts)) if len(ground.starts) > 1 else 0
+    before = [number * share for number in range(len(ground.starts) + 1)]
     labels = ground.labels.clamp(min=0)  # where none is told, the search begins with the first
     attempts = []
     for restart in range(config.restarts):
         stream = scene.stream(seed, config.name, victim, restart)
+        told = one_of(progress, restart, config.restarts)
         starts = [climb.at(Texts(ground.drawn(lengths, language, stream), labels)) for lengths in ground.starts]
         if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
             read = ground.lookup.sentences(scene, model.examples, language)
             starts[-1] = _better(starts[-1], climb.at(Texts(read, labels)))
-        ended = climb.climb(_most_promising(climb, starts, config.iterations // 4, tell), config.iterations, tell)
+        tells = [counted(told, made, before[-1] + config.iterations) for made in before]
+        ended = climb.climb(_most_promising(climb, starts, share, tells[:-1]), config.iterations, tells[-1])
         for _ in range(config.kicks):
             if ended.rounds >= config.iterations or time_is_up():
                 break
-            again = climb.climb(climb.kicked(ended, stream), config.iterations, tell)
+            again = climb.climb(climb.kicked(ended, stream), config.iterations, tells[-1])
             ended = replace(_better(ended, again), rounds=again.rounds)
         attempts.append(ground.sentences(ended.texts, ended.loss, ended.rounds))
     return Reading(tuple(attempts), language.title)
@@ -527,11 +529,11 @@ def _better(one: SearchState, other: SearchState) -> SearchState:
     return min(one, other, key=lambda reached: reached.loss)
 
 
-def _most_promising(climb: Climb, starts: Sequence[SearchState], rounds: int, tell: Tell) -> SearchState:
-    """Where the best of several starts is after their shares of so many rounds; the only one stays where it is."""
+def _most_promising(climb: Climb, starts: Sequence[SearchState], rounds: int, tells: Sequence[Tell]) -> SearchState:
+    """Where the best of several starts is after so many rounds; the only one stays where it is."""
     if len(starts) == 1:
         return starts[0]
-    made = [climb.climb(start, rounds // len(starts), tell) for start in starts]
+    made = [climb.climb(start, rounds, tell) for start, tell in zip(starts, tells, strict=True)]
     return replace(reduce(_better, made), rounds=0)
 
 
@@ -545,7 +547,13 @@ def vectors_and_orders(
     language = Language.of(scene, config.language_model)
     ground = Ground.of(scene, victim)
     attempts = tuple(
-        _attempt(ground, language, config, scene.stream(seed, config.name, victim, restart), progress)
+        _attempt(
+            ground,
+            language,
+            config,
+            scene.stream(seed, config.name, victim, restart),
+            one_of(progress, restart, config.restarts),
+        )
         for restart in range(config.restarts)
     )
     return Reading(attempts, language.title)
@@ -559,15 +567,12 @@ def _attempt(
     vectors = Vectors(ground, objective, _length(ground.table, config.length), stream)
     loss, done = float("inf"), 0
 
-    def tell(step: int, now: float) -> None:
-        progress(done + step + 1, config.iterations, now)
-
     def rate(step: int) -> float:
         return config.learning_rate * FALL ** ((done + step) // FALLS)
 
     while done < config.iterations and not (done and time_is_up()):
         steps = min(config.every, config.iterations - done)
-        vectors.descend(steps, rate, tell)
+        vectors.descend(steps, rate, counted(progress, done + 1, config.iterations))
         done += steps
         loss = _reorder(vectors, language, config, stream)
     return ground.sentences(vectors.texts(vectors.now), loss, done)

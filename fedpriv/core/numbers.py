@@ -14,6 +14,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def several(value: int, noun: str) -> str:
+    """Return how many there are of something: 1 round, 1,797 rounds."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
 def figure(value: float, digits: int = 4, largest: float = _LARGEST_PLAIN) -> str:
     """Return a number with significant digits: 12.35, 158,300, 10⁻⁵, 3.2 × 10⁻⁹; from ``largest`` on a power."""
     if value == 0 or not math.isfinite(value):

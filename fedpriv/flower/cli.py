@@ -20,6 +20,7 @@ from fedpriv.core.cli.terminal import (
     print_line,
     print_sentences,
 )
+from fedpriv.core.numbers import several
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def audit(
 def _print(found: "Audit") -> None:
     """What leaves, what is claimed, and what attacks found."""
     print_line(
-        f"{found.app}: {found.clients} clients, {found.rounds} rounds, {found.messages} answers; strategy "
+        f"{found.app}: {several(found.clients, 'client')}, {several(found.rounds, 'round')}, "
+        f"{several(found.messages, 'answer')}; strategy "
         f"{' around '.join(found.strategies) or 'of its own'}; mods {', '.join(found.mods) or 'none'}"
     )
     out.print()

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpriv.core.errors import cut
+from fedpriv.core.numbers import several
 from fedpriv.core.report.filters import plain
 from fedpriv.sweep.comparison import choose_attacks, columns_of
 from fedpriv.sweep.cost import Kind
@@ -160,7 +161,7 @@ def cost_sentences(kinds: Sequence[Kind], untimed: Sequence[str], cores: int) ->
     seconds, size = sum(kind.all.seconds for kind in kinds), sum(kind.all.size for kind in kinds)
     trials = sum(len(kind.trials) for kind in kinds)
     beside = [f"Not included: {', '.join(untimed)}."] if untimed else []
-    taken = f"{trials} trial{'' if trials == 1 else 's'}: {_clock_text(seconds)} of CPU time"
+    taken = f"{several(trials, 'trial')}: {_clock_text(seconds)} of CPU time"
     clock = f"with {cores} cores busy {_clock_text(seconds / cores)} by the clock"
     return [f"{taken}, {decimal(round(size))} on disk; {clock}.", *beside]
 

@@ -77,3 +77,7 @@ def test_a_negative_zero_loses_its_sign() -> None:
     assert numbers.decimal(-0.0001) == "0.000"
     assert numbers.decimal(-0.26) == "−0.260"
     assert numbers.decibel(-0.01) == "0.0 dB"
+
+
+def test_only_one_is_singular() -> None:
+    assert [numbers.several(value, "round") for value in (0, 1, 1797)] == ["0 rounds", "1 round", "1,797 rounds"]

@@ -213,4 +213,4 @@ def test_a_claim_that_delta_has_no_room_for_is_refused() -> None:
 def test_the_study_of_noise_in_the_sum() -> None:
     """Small: five clients, one round, the ledgers of all."""
     right, said = noise_in_sum.protected(5, 1, 8.0, 1, inline=True)
-    assert 0 < right < 1 and re.search(r"epsilon 7\.9\d+ at delta 1e-05 .*, 1 rounds, 5 clients", said)
+    assert 0 < right < 1 and re.search(r"epsilon 7\.9\d+ at delta 1e-05 .*, 1 round, 5 clients", said)

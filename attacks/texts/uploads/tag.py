@@ -46,14 +46,12 @@ class TagSettings(TextAttackSettings):
 
     @override
     def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
+        from fedpriv.attacks.reconstruction.scene import counted, one_of
         from fedpriv.attacks.texts.scene import Reading
         from fedpriv.attacks.texts.scoring import squared_and_absolute
         from fedpriv.attacks.texts.search import Ground, Vectors
 
         ground = Ground.of(scene, victim)
-
-        def tell(step: int, loss: float) -> None:
-            progress(step + 1, self.iterations, loss)
 
         def rate(step: int) -> float:
             return self.learning_rate * (1 - step / self.iterations)
@@ -61,6 +59,7 @@ class TagSettings(TextAttackSettings):
         attempts = []
         for restart in range(self.restarts):
             stream = scene.stream(seed, self.name, victim, restart)
+            tell = counted(one_of(progress, restart, self.restarts), 1, self.iterations)
             vectors = Vectors(ground, squared_and_absolute(self.alpha), None, stream)
             loss = vectors.descend(self.iterations, rate, tell)
             attempts.append(ground.sentences(vectors.texts(vectors.now), loss, self.iterations))

@@ -1,5 +1,6 @@
 """The live view of a run: bars and figures in a terminal, plain lines in a log file or a pipe."""
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,9 +47,10 @@ class Display(Progress):
         )
         self._tasks: dict[str, bars.TaskID] = {}
         self._rounds = 0  # that were seen
-        self._started: set[str] = set()  # attacks that reported
-        self._firsts: dict[str, _First] = {}  # of attacks
-        self._tenths: dict[str, int] = {}  # of long attacks, the last that was printed
+        # Parts of attacks, each known by its attack and its iterations in all.
+        self._started: set[tuple[str, int]] = set()  # that reported
+        self._firsts: dict[tuple[str, int], _First] = {}
+        self._tenths: dict[tuple[str, int], int] = {}  # of long ones, the last tenth that was printed
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -91,20 +93,22 @@ class Display(Progress):
 
     def attack_advanced(self, name: str, done: int, total: int, loss: float) -> None:
         """Advance the bar of one attack; of a long one print once how long it takes, and in a log how far it is."""
-        self._advance(name, done, total, f"loss {loss:.2e}")
-        if name not in self._started:  # before its second call an attack may have been compiled
-            self._started.add(name)
+        figures = "" if math.isnan(loss) else f"loss {loss:.2e}"
+        self._advance(name, done, total, figures)
+        part = name, total  # the parts of an attack take different times for each of their iterations
+        if part not in self._started:  # before its second call an attack may have been compiled
+            self._started.add(part)
             return
-        first = self._firsts.setdefault(name, _First(time.monotonic(), done))
+        first = self._firsts.setdefault(part, _First(time.monotonic(), done))
         spent, made = time.monotonic() - first.seconds, done - first.done
-        if name not in self._tenths:
+        if part not in self._tenths:
             left = spent * (total - done) / max(1, made)
             if made > 0 and spent >= _SURE and left >= _LONG:
                 self.stage(f"{name}: {total - done} more iterations take about {duration(left)}")
-                self._tenths[name] = 10 * done // total
-        elif 10 * done // total > self._tenths[name] and not self._console.is_terminal:
-            self.stage(f"{name}: iteration {done} of {total}, loss {loss:.2e}")
-            self._tenths[name] = 10 * done // total
+                self._tenths[part] = 10 * done // total
+        elif 10 * done // total > self._tenths[part] and not self._console.is_terminal:
+            self.stage(", ".join(filter(None, [f"{name}: iteration {done} of {total}", figures])))
+            self._tenths[part] = 10 * done // total
 
     def advanced(self, what: str, done: int, total: int) -> None:
         """Advance the bar of a piece of work."""

@@ -23,6 +23,7 @@ from fedpriv.core.finished import final_state
 from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.core.lab.preflight import rehearse, warnings_for
 from fedpriv.core.lab.summary import Ending, early_end, versions
+from fedpriv.core.numbers import several
 from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
@@ -190,7 +191,7 @@ class _Run:
     def _train_and_attack(self) -> Leakage:
         experiment, engine = self.world.experiment, self.engine
         self.progress.stage(
-            f"training: {experiment.federation.clients} clients, {engine.name} engine on {self.world.device}"
+            f"training: {several(experiment.federation.clients, 'client')}, {engine.name} engine on {self.world.device}"
         )
         engine.run(self.world, self.folder, self.progress)
         experiment.model.save(self._trained, self.folder.path / "checkpoint")

@@ -19,6 +19,7 @@ from fedpriv.core.finding import Found
 from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.names import NOTHING_PROVEN
+from fedpriv.core.numbers import several
 from fedpriv.core.records import (
     COMPLETED,
     AttackResult,
@@ -166,7 +167,7 @@ _NO_ATTACK = "No attack on uploads was run, so nothing is said about what they l
 
 
 def _utility(ending: Ending, last: RoundRecord) -> str:
-    rounds = f"{last.round} round" + ("s" if last.round != 1 else "")
+    rounds = several(last.round, "round")
     tested = ending.experiment.federation.evaluate_examples
     part = f"{tested} examples of " if tested is not None and tested == last.evaluated else ""
     if not ending.is_next:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import Picture, read_picture
+from fedpriv.core.numbers import several
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import read_file
 from fedpriv.core.report.filters import template
@@ -39,7 +40,7 @@ def audit_app(
     if out.exists():
         raise InputError(key="--out", given=str(out), allowed="it is there already")
     with copied(app) as copy:
-        progress.stage(f"{name} in Flower's simulation, {clients} clients")
+        progress.stage(f"{name} in Flower's simulation, {several(clients, 'client')}")
         run, answers = simulate(copy, out, clients, overrides)
         attacked = _attacked(out, attacks, progress)
     _point_at(app.resolve(), out / TAPPED)

@@ -16,6 +16,7 @@ from fedpriv.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import PoissonZeroOutPair
 from fedpriv.accounting.release import Release, release_with
+from fedpriv.core.numbers import several
 from fedpriv.core.records import LedgerLine, read_file, shown_epsilon
 from fedpriv.flower.audit.observers import CLIPPING_NORM, LEDGERS
 from fedpriv.flower.audit.records import Answer, Claim, EngineSteps, ModAction, Round, StrategyLayer
@@ -29,7 +30,7 @@ _ZERO_OUT = "zero-out: this client's update becomes zero, and its weight stays"
 _EXAMPLE = "zero-out: one example becomes one that adds zero"
 _OTHER_EXAMPLE = "replace-one: one example becomes any other"
 _COMPOSED = (
-    "Gaussian mechanism, {} releases as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
+    "Gaussian mechanism, {} as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
     "(Balle and Wang 2018, Thm 8); no amplification used"
 )
 _LINE = TypeAdapter(LedgerLine)
@@ -108,7 +109,9 @@ def _local_dp(by_client: ByClient, _: Path) -> Iterator[Claim]:
         epsilon=epsilon if proven else None,
         delta=delta,
         releases=count,
-        theorem=_COMPOSED.format(count, mu) if proven else "none: what it leaves out is not bounded",
+        theorem=_COMPOSED.format(several(count, "release"), mu)
+        if proven
+        else "none: what it leaves out is not bounded",
         notes=tuple(notes),
         falls_short=not proven or once > said * _SLACK,  # it says nothing of several answers
     )
@@ -298,7 +301,7 @@ def _wrapper(
     if stated is None:
         said = f"noise multiplier {_multiplier(layer):.4g}, for equal weights; as such {said} at delta {delta:g}"
     else:
-        said = f"{said}, delta {delta:g} after {stated.releases} releases ({stated.relation})"
+        said = f"{said}, delta {delta:g} after {several(stated.releases, 'release')} ({stated.relation})"
     proven = math.isfinite(epsilon)
     return Claim(
         what=layer.name,
@@ -309,7 +312,9 @@ def _wrapper(
         epsilon=epsilon if proven else None,
         delta=delta,
         releases=len(own) if proven else len(rounds),
-        theorem=_COMPOSED.format(len(own), mu) if proven else f"none: {unproven or 'there is no noise'}",
+        theorem=_COMPOSED.format(several(len(own), "release"), mu)
+        if proven
+        else f"none: {unproven or 'there is no noise'}",
         notes=(
             *(_weight_notes(layer, rounds, shares, worst) if layers[-1].averages else ()),
             *_norm_notes(layer, rounds),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedpriv.core.numbers import several
 from fedpriv.core.records import shown_epsilon
 from fedpriv.core.records.reading import Record
 
@@ -123,7 +124,7 @@ class Claim(Record):
         if self.epsilon is None:
             return "nothing"
         once = f"; of one {shown_epsilon(self.once)}" if self.once is not None and self.releases > 1 else ""
-        return f"({shown_epsilon(self.epsilon)}, {self.delta:g})-DP after {self.releases} releases{once}"
+        return f"({shown_epsilon(self.epsilon)}, {self.delta:g})-DP after {several(self.releases, 'release')}{once}"
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -156,6 +157,7 @@ def test_a_long_attack_says_how_long_it_takes_and_in_a_log_how_far_it_is(
         compiling = 1_000 * pace * (done > 1)
         monkeypatch.setattr("time.monotonic", lambda now=done * pace + compiling: now)
         display.attack_advanced("dlg", done, 300, 0.5)
+        display.attack_advanced("dlg", 1, 2, math.nan)  # another part of it, which is over at once
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     if pace < 1:
         assert shown == []
