@@ -271,8 +271,6 @@ def _from_features(scene: Scene, victim: Victim, catch: Catch, iterations: int) 
     """The most probable images given their features, and whether a second search ends there, too."""
     reader = FeatureReader.of(scene, victim, catch.layer)
     wanted = catch.features.to(reader.network.dtype)
-    if not len(wanted):
-        return FoundImages(mean_image(scene)[None][:0], wanted.new_zeros(0), wanted.new_zeros(0, dtype=torch.bool))
     provable = catch.is_certain and wanted.shape[1] >= scene.pixels
     steps = iterations if provable else min(iterations, STEPS)
     found = reader.searched(wanted, catch.deviations, steps, twice=provable, ends=catch.is_certain)

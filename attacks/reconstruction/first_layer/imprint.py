@@ -9,8 +9,8 @@ Not in the paper: the brightness's weights differ a little from pixel to pixel, 
 coincide, and the first layer is small and the second large, so that clipping bounds the image rather than the rest.
 
 Behind convolutions the first Linear layer gets features in place of the image. The server makes the kernels, too, and
-biases that let all through the ReLUs; so a bin holds the features of its image. Without max pooling these are linear
-equations for the pixels; with it, the image is searched for.
+biases that let all through the ReLUs; so a bin holds the features of its image. These are linear equations for the
+pixels, or, behind max pooling and curves such as sigmoids, the image is searched for.
 
 A record is certified if its amplitude, which two records of one bin would add up to, is the very one that the network
 gives this image and one of the labels, and its features determine the pixels: equations of full rank that are solved,
@@ -30,7 +30,7 @@ from fedpriv.attacks.methods.imprint import ImprintSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, dummy_gradients
 from fedpriv.attacks.reconstruction.first_layer.closed_form import ROUNDING
 from fedpriv.attacks.reconstruction.lbfgs import minimise
-from fedpriv.attacks.reconstruction.priors import MOST_IMAGES, GaussianPrior, fit_prior
+from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, MOST_IMAGES, GaussianPrior, fit_prior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
@@ -456,7 +456,7 @@ class FeatureReader:
 
     @cached_property
     def is_linear(self) -> bool:
-        """Whether features change in proportion to an image: not with max pooling, as a layer or a function."""
+        """Whether features change in proportion to an image: not with max pooling or curves, layers or functions."""
         step = 0.1 * torch.randn(self.scene.shape, generator=torch.Generator().manual_seed(KERNELS)).to(self.middle)
         with torch.no_grad():
             up, here, down = self(torch.stack([self.middle + step, self.middle, self.middle - step]))
@@ -473,9 +473,11 @@ class FeatureReader:
     @property
     def prior(self) -> GaussianPrior:
         """What features look like: fitted to those of the public images."""
-        if self.scene.public_images is None:
-            raise AttackRefused("imprint behind convolutions needs public images to tell features from noise")
-        images = (self.scene.public_images[:MOST_IMAGES].to(self.scene.mean) - self.scene.mean) / self.scene.std
+        public = self.scene.public_images
+        if public is None or len(public) < FEWEST_IMAGES:
+            many = f"{FEWEST_IMAGES} public images or more"
+            raise AttackRefused(f"imprint behind convolutions needs {many} to tell features from noise")
+        images = (public[:MOST_IMAGES].to(self.scene.mean) - self.scene.mean) / self.scene.std
         with torch.no_grad():
             features = torch.cat([self(part.to(self.network.dtype)) for part in images.split(SHOWN)])
         return fit_prior(features[:, :, None, None])
@@ -492,7 +494,7 @@ class FeatureReader:
 
     def inverted(self, wanted: Tensor) -> FoundImages:
         """The images of features (n, F) that are known up to rounding."""
-        if self.is_solved:
+        if self.is_solved and len(wanted):
             return self.solved(wanted)
         deviations = ROUNDING * wanted.square().mean(dim=1).sqrt()
         return self.searched(wanted, deviations, SEARCH, twice=True, ends=True)
@@ -515,6 +517,10 @@ class FeatureReader:
     def searched(self, wanted: Tensor, deviations: Tensor, iterations: int, *, twice: bool, ends: bool) -> FoundImages:
         """The most probable images given features (n, F) with noise of deviations (n,), and if two searches agree."""
         shape, count = self.scene.shape, len(wanted)
+        if not count:
+            return FoundImages(
+                self.middle.expand(0, *shape), wanted.new_zeros(0), wanted.new_zeros(0, dtype=torch.bool)
+            )
         coordinates = coordinates_of(shape).to(self.scene.mean.to(wanted))
         spreads = wanted.var(dim=1).clamp(min=1e-30)
         # Half the squared coordinates are the prior's energy, and noise has this variance relative to the spread.
@@ -582,7 +588,7 @@ class Imprint:
         text = f"active server, crafted parameters: {count} of {examples} images stand out"
         text += f", {int(certified.sum())} of them certified" if self.exact else " from the noise"
         if self.lost:
-            text += f"; convolutions hold back {self.lost} of {self.images[0].numel()} numbers of each"
+            text += f"; convolutions hold back {self.lost} of {self.images.shape[1:].numel()} numbers of each"
         if count < examples:
             text += "; for the others the mean public image is offered, and two of one bin show as a mixture"
         return text

@@ -71,7 +71,7 @@ def _list(root: str, as_json: bool) -> None:
     for heading in ("data set", "here", "examples", "where", "note"):
         table.add_column(heading, overflow="fold")
     for status in statuses:
-        where, note = status.where.replace(f"{folder}/", ""), status.note.replace(f" in {folder}", "")
+        where, note = status.where.replace(f"{folder}/", ""), status.note.removesuffix(f" in {folder}")
         table.add_row(status.name, "yes" if status.available else "no", str(status.examples or ""), where, note)
     print_line(f"In {folder}:")
     out.print(table)
