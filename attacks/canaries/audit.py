@@ -52,24 +52,29 @@ _GAME = (
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A client that has canaries: examples 0 to m - 1 of its own, or its updates."""
+    """A client that has canaries in the place of m of its examples, or of its updates."""
 
     plan: Plan  # the client's
     rounds: tuple[int, ...]  # in which it was asked
     shapes: Mapping[str, torch.Size]  # of the network's parameters
     places: Tensor  # (m, parts), a coordinate of each canary in every part of a gradient that has noise of its own
     signs: Tensor  # (m, parts), 1 or -1
+    canaries: Rows  # (examples,), the number of the canary in the place of each example, or -1
 
     @classmethod
-    def of(cls, world: World, client: int, rounds: Sequence[int], canaries: int) -> Self:
-        """Draw a client's canaries."""
+    def of(cls, world: World, client: int, rounds: Sequence[int], examples: Rows) -> Self:
+        """Draw a client's canaries, in the place of some of its examples."""
         plan, parts = world.plans[client], np.array(world.plans[client].dimensions)
+        canaries = len(examples)
+        numbers = np.full(1 if plan.is_whole else plan.sampling.examples, -1)
+        numbers[examples] = np.arange(canaries)
         shapes = {name: value.shape for name, value in world.initial.parameters.items()}
         inside = np.arange(canaries)[:, None] % parts
         # Parts with fewer coordinates than canaries have several on each: what they add to each other is 0 on average.
         signs = numpy_stream(world.experiment.seed, "canary-signs", client).choice((1.0, -1.0), size=inside.shape)
         begin = np.cumsum((0, *parts[:-1]))
-        return cls(plan, tuple(rounds), shapes, torch.from_numpy(begin + inside), torch.from_numpy(signs).float())
+        places = torch.from_numpy(begin + inside)
+        return cls(plan, tuple(rounds), shapes, places, torch.from_numpy(signs).float(), numbers)
 
     def __len__(self) -> int:
         """How many canaries there are."""
@@ -78,7 +83,7 @@ class Share:
     @property
     def is_known(self) -> bool:
         """Whether who is in which batch is no secret: the ledger counts such batches as if everybody knew them."""
-        return not self.plan.is_whole and self.plan.sampling.kind == "shuffled"
+        return _is_known(self.plan)
 
     def gradients(self, rows: Rows, factors: Floats, more: int = 0) -> Vector:
         """Write out the gradients of some canaries times a factor each, and as many zeros as are wanted behind."""
@@ -167,13 +172,25 @@ def _shares(world: World, ledger: Ledger, records: Sequence[RoundRecord], count:
     shares: list[Share] = []
     for client in (client for line in ledger.clients for members in line.ranges for client in members):
         plan, rounds = world.plans[client], tuple(record.round for record in records if client in record.clients)
-        most = 1 if plan.is_whole else min(plan.sampling.examples, sum(plan.tensors))
-        own = min(most, count - sum(map(len, shares)))
-        if rounds and own:
+        own = _examples(plan, rounds)[: min(sum(plan.tensors), count - sum(map(len, shares)))]
+        if rounds and len(own):
             shares.append(Share.of(world, client, rounds, own))
     if sum(map(len, shares)) < 2:
         raise InputError("canaries take two examples, or two clients with a mechanism on updates; the run has fewer")
     return shares
+
+
+def _is_known(plan: Plan) -> bool:
+    return not plan.is_whole and plan.sampling.kind == "shuffled"
+
+
+def _examples(plan: Plan, rounds: Sequence[int]) -> Rows:
+    """In whose place canaries may be; known batches leave out those that no batch has, of which nothing is released."""
+    if not _is_known(plan):
+        return np.arange(1 if plan.is_whole else plan.sampling.examples)
+    batches = [plan.batch(step) for number in rounds for step in plan.steps(number)]
+    often = np.bincount(np.concatenate(batches), minlength=plan.sampling.examples)
+    return np.argsort(-often, kind="stable")[: np.count_nonzero(often)]
 
 
 def _releases(share: Share, factors: Floats, noise: Secret) -> Iterator[tuple[Rows, Vector]]:
@@ -185,7 +202,8 @@ def _releases(share: Share, factors: Floats, noise: Secret) -> Iterator[tuple[Ro
             continue
         for step in plan.steps(number):
             batch = plan.batch(step)
-            rows = batch[batch < len(share)]
+            rows = share.canaries[batch]
+            rows = rows[rows >= 0]
             gradients = share.gradients(rows, factors[rows], more=len(batch) - len(rows))
             yield rows, plan.release_gradient(DenseGradients(gradients), noise.stream("noise", step))
 
