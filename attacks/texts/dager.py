@@ -27,7 +27,7 @@ from fedpriv.attacks.texts.attention import (
 )
 from fedpriv.attacks.texts.lookup import Lookup
 from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
-from fedpriv.attacks.texts.scoring import HELD, Language, Texts
+from fedpriv.attacks.texts.scoring import Language, Texts
 from fedpriv.attacks.texts.search import Climb, Ground
 from fedpriv.attacks.texts.soft import lookup_layers
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
@@ -772,8 +772,6 @@ def read_in_order(scene: TextScene, victim: Victim, tokens: Tensor, rounds: int,
 
     Without noise the tokens are certain; with noise the search may exchange them.
     """
-    if scene.public is not None and len(scene.public) < HELD:
-        scene = replace(scene, public=None)
     language = Language.of(scene, "")
     ground = Ground.of(scene, victim)
     climb = Climb(scene, victim, ground.soft, misfit, language, None if victim.model.mechanism.protects else tokens)

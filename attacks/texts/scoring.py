@@ -273,7 +273,7 @@ class Language:
 
     @staticmethod
     def of(scene: TextScene, file: str) -> "Language":
-        """Return the model of a file, or one that is trained on the public texts; without any, tokens are all alike."""
+        """Return the model of a file, or one trained on the public texts; few make tokens alike."""
         if file:
             network = Llama.read(Path(file))
             if network.vocabulary != scene.format.vocabulary:
@@ -281,8 +281,9 @@ class Language:
                     f"{file} knows {network.vocabulary} tokens, these texts have {scene.format.vocabulary}"
                 )
             return Language(network, f"prior: the Llama of {Path(file).name}")
-        if scene.public is None:
-            return Language(_Even(scene.format.vocabulary), "prior: all tokens are as usual, without public texts")
+        if scene.public is None or len(scene.public) < HELD:
+            title = f"prior: all tokens are as usual, without {HELD} public texts to learn from"
+            return Language(_Even(scene.format.vocabulary), title)
         return _trained(scene, scene.public)
 
     def surprise(self, sentences: Tensor) -> Tensor:
@@ -302,8 +303,6 @@ class Language:
 @lru_cache(maxsize=1)
 def _trained(scene: TextScene, public: Tensor) -> Language:
     """A small GPT, trained on the public texts until those held out no longer become more usual."""
-    if len(public) < HELD:
-        raise AttackRefused("there are fewer than 10 public texts that a language model could learn from")
     order = torch.randperm(len(public), generator=torch_stream(SEED, "order of public texts"))
     texts = public[order.to(public.device)].to(scene.device)
     held = torch.arange(len(texts), device=scene.device) % HELD == 0

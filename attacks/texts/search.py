@@ -503,8 +503,9 @@ def most_probable(scene: TextScene, victim: Victim, config: TextMapSettings, see
     climb = Climb(scene, victim, ground.soft, misfit, language)
 
     # Rounds of each of several starts, before the best of them goes on.
-    share = config.iterations // (4 * len(ground.starts)) if len(ground.starts) > 1 else 0
-    before = [number * share for number in range(len(ground.starts) + 1)]
+    trial = config.iterations // 4
+    share = trial // len(ground.starts)
+    before = [*(number * share for number in range(len(ground.starts))), trial]
     labels = ground.labels.clamp(min=0)  # where none is told, the search begins with the first
     attempts = []
     for restart in range(config.restarts):
@@ -514,7 +515,7 @@ def most_probable(scene: TextScene, victim: Victim, config: TextMapSettings, see
         if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
             read = ground.lookup.sentences(scene, model.examples, language)
             starts[-1] = _better(starts[-1], climb.at(Texts(read, labels)))
-        tells = [counted(told, made, before[-1] + config.iterations) for made in before]
+        tells = [counted(told, made, trial + config.iterations) for made in before]
         ended = climb.climb(_most_promising(climb, starts, share, tells[:-1]), config.iterations, tells[-1])
         for _ in range(config.kicks):
             if ended.rounds >= config.iterations or time_is_up():

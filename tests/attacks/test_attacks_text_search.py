@@ -448,15 +448,15 @@ def test_what_cannot_be_searched_is_refused() -> None:
     assert "frozen" in attacked("lookup", lora, heard).failures[0]
     with pytest.raises(AttackRefused, match="0 embeddings"):
         table_name(nn.Linear(3, 3), VOCABULARY)
-    few = AttackJob("text_map", [heard], lora, ATTACKS["text_map"](), 0, public_images=PUBLIC[:9, None, None])
-    assert attack_each(few).failures[0].startswith("there are fewer")
 
 
-def test_without_public_texts_a_sentence_is_read_off_tables() -> None:
+@pytest.mark.parametrize("public", [None, PUBLIC[:9, None, None]])
+def test_without_public_texts_a_sentence_is_read_off_tables(public: Tensor | None) -> None:
+    """And with too few of them, as a small file of one's own has."""
     model, tokens = network("gpt"), sentences(1)
     heard = observed(model, gradient(model, tokens, torch.tensor([1])), public_settings(1, "classify"))
-    campaign = attack_each(AttackJob("lookup", [heard], model, ATTACKS["lookup"](), 0))
-    assert read(campaign) == true(tokens) and "without public texts" in campaign.found[0].note
+    campaign = attack_each(AttackJob("lookup", [heard], model, ATTACKS["lookup"](), 0, public_images=public))
+    assert read(campaign) == true(tokens) and "without 10 public texts" in campaign.found[0].note
 
 
 @pytest.mark.parametrize("attack", ["tag", "lamp", "text_map", "dager"])

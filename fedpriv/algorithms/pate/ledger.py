@@ -10,6 +10,7 @@ from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import noise_of_votes, teachers
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.numbers import several
 from fedpriv.core.records import shown_epsilon
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
@@ -76,7 +77,8 @@ def votes_warnings(world: World) -> tuple[str, ...]:
         lines.append("pate.noise_at = 'server': the server sees every vote; 'clients' hides them under masks")
     if count < _LEAST_TEACHERS:
         lines.append(
-            f"{count} teachers: below about {_LEAST_TEACHERS} votes allow few answers at a small epsilon, or wrong ones"
+            f"{several(count, 'teacher')}: below about {_LEAST_TEACHERS} votes allow few answers at a small epsilon, "
+            "or wrong ones"
         )
     if _noise(world) > count / 4:
         lines.append(
@@ -105,8 +107,8 @@ def _check(world: World) -> None:
     if not pate.is_affordable(count, 1, 1):
         once = aggregator.claim(1, 1, pate.delta, pate.teachers_per_client).epsilon
         raise InputError(
-            f"pate.target_epsilon = {pate.target_epsilon:g} allows no answer: with {count} teachers the first one "
-            f"takes epsilon {once:.4g}; raise it, or the noise (sigma1, sigma2, scale), or have more teachers"
+            f"pate.target_epsilon = {pate.target_epsilon:g} allows no answer: with {several(count, 'teacher')} the "
+            f"first one takes epsilon {once:.4g}; raise it, or the noise (sigma1, sigma2, scale), or have more teachers"
         )
     if pate.noise_at == "clients" and not pate.is_affordable(count, pate.queries, pate.queries):
         most = most_answers(aggregator, pate.target_epsilon, pate.delta, pate.teachers_per_client)

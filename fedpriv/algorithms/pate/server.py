@@ -25,6 +25,7 @@ from fedpriv.algorithms.pate.records import Knowledge, Poll, VotedAnswer, keep_p
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teach, teachers, votes_type
 from fedpriv.core.asked_log import questions as asked_lines
+from fedpriv.core.numbers import several
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.records import Failure, RoundRecord
@@ -49,12 +50,12 @@ def run_knowledge(clients: Clients, world: World, folder: RunFolder, progress: P
     poll = kept_poll(folder)
     if poll is None:
         federation = clients.federation(world)
-        progress.stage(f"asking {teachers(world)} teachers about {len(asked_rows(world))} public images")
+        progress.stage(f"asking {several(teachers(world), 'teacher')} about {len(asked_rows(world))} public images")
         poll = _asked(federation, folder)
         keep_poll(folder, poll)
     answers = answers_of(world, poll)
     write_answers(folder, answers)
-    progress.stage(f"training the student on {sum(answer.answered for answer in answers)} answers")
+    progress.stage(f"training the student on {several(sum(each.answered for each in answers), 'answer')}")
     student = _student(world, answers)
     loss, accuracy = evaluate(world, student)
     knowledge = _knowledge(world, poll, answers, accuracy)
