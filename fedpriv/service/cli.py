@@ -261,7 +261,11 @@ def _own_images(path: Path) -> "Tensor":
     array = read_arrays(path, headers)["images"]
     if array.dtype.name not in ("uint8", "float32", "float64"):
         raise InputError(f"{path}: images of {array.dtype}; expected uint8, or float32 or float64 on [0, 1]")
-    return torch.from_numpy(array)
+    images = torch.from_numpy(array)
+    if images.ndim == 3:  # these and channels at the end are what training reads, too
+        return images[:, None]
+    is_last = images.ndim == 4 and images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3)
+    return images.movedim(-1, 1) if is_last else images
 
 
 @OPTIONS.register

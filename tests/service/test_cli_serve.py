@@ -36,7 +36,7 @@ def test_query_answers_and_status_says_what_is_used(here: Path) -> None:
     service = (here / "run" / "service" / "service.json").read_text()
     assert "truth" not in service and referee["answered"]["value"] < referee["accuracy"]["value"]
     assert "Share of right answers by the number of answers" in (here / "run" / "report.html").read_text()
-    np.savez(here / "mine.npz", images=np.random.default_rng(0).random((3, 1, 8, 8)))
+    np.savez(here / "mine.npz", images=np.random.default_rng(0).random((3, 8, 8)))
     done = fedpriv("query", "run", "--npz", "mine.npz", cwd=here)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == ["image", "answer"] and "right" not in done.stdout
