@@ -55,5 +55,7 @@ class Membership(FileRecord):
 
     @property
     def strongest(self) -> MembershipAttack | None:
-        """The attack with the largest area under the curve."""
-        return max(self.attacks, key=lambda attack: attack.auc, default=None)
+        """The attack with the largest area under the curve, if any of those that give candidates different scores."""
+        same = (0.5, 0.5)  # the interval of one score for all, which looks certain
+        telling = [attack for attack in self.attacks if tuple(attack.intervals["auc"]) != same]
+        return max(telling or self.attacks, key=lambda attack: attack.auc, default=None)

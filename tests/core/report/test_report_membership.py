@@ -83,9 +83,17 @@ def test_a_bound_above_the_proof_is_an_error_in_red(make_run: MakeRun) -> None:
 
 
 def test_an_attack_that_cannot_be_told_from_guessing_is_no_alarm(make_run: MakeRun) -> None:
-    root = parse(render_page(load_view(audited(make_run(), auc=0.52))))
+    """Nor does it give way to one score for all, whose interval has no length and hides how little is known."""
+    folder = audited(make_run(), auc=0.49)
+    found = json.loads((folder / "membership.json").read_text())
+    constant = {**found["attacks"][0], "attack": "rmia-online", "auc": 0.5}
+    constant["intervals"] = {**constant["intervals"], "auc": [0.5, 0.5]}
+    found["attacks"].append(constant)
+    (folder / "membership.json").write_text(json.dumps(found))
+    root = parse(render_page(load_view(folder)))
     tile = next(one for one in root.find("section", "tile") if "Membership" in one.text)
     assert "alarm" not in (tile.attributes["class"] or "")
+    assert "0.490" in tile.text and "lira-online" in tile.text and "0.440 to 0.540" in tile.text
 
 
 @pytest.mark.parametrize(
