@@ -11,7 +11,7 @@ from torch import nn
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Heard, Reconstruction, refusal, run_attack
 from fedpriv.attacks.reconstruction.results import is_lack_of_memory, lacks_second_derivative
-from fedpriv.attacks.reconstruction.scene import limited_to
+from fedpriv.attacks.reconstruction.scene import limited_to, one_of
 from fedpriv.attacks.reconstruction.upload_model import uploads_of
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError, cut, reason_of
 from fedpriv.gradients.operator import first_line
@@ -68,7 +68,12 @@ def _attempted(job: AttackJob) -> list[AttackOutcome]:
             broken = isinstance(error, _AttackBrokenError)
             text = "".join(traceback.format_exception(error.__cause__)) if broken else ""
             return [AttackOutcome(None, str(error), text)]
-    return [outcome for heard in job.observations for outcome in _attempted(replace(job, observations=[heard]))]
+    count = len(job.observations)
+    parts = [job.progress and one_of(job.progress, number, count) for number in range(count)]
+    alone = [
+        replace(job, observations=[heard], progress=part) for heard, part in zip(job.observations, parts, strict=True)
+    ]
+    return [outcome for each in alone for outcome in _attempted(each)]
 
 
 def _finite(result: Reconstruction) -> AttackOutcome:

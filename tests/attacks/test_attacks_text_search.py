@@ -475,6 +475,10 @@ def test_progress_counts_all_uploads_and_restarts_once(attack: str) -> None:
     """What a listener extrapolates from never starts over."""
     model, heard_of = network("gpt"), []
     heard = observed(model, gradient(model, sentences(1), torch.tensor([1])), public_settings(1, "classify"))
-    config = ATTACKS[attack](iterations=2, restarts=2)
-    attack_each(AttackJob(attack, [heard] * 2, model, config, 0, lambda *each: heard_of.append(each[:2])))
+    job = AttackJob(attack, [heard] * 2, model, ATTACKS[attack](iterations=2, restarts=2), 0)
+    attack_each(replace(job, progress=lambda *each: heard_of.append(each[:2])))
     assert heard_of == [(done, 8) for done in range(1, 9)]
+    heard_of.clear()
+    refused = replace(heard, settings=replace(heard.settings, text=None))
+    attack_each(replace(job, observations=[refused, heard], progress=lambda *each: heard_of.append(each[:2])))
+    assert heard_of == [(done, 8) for done in range(5, 9)]
