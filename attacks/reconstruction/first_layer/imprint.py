@@ -470,7 +470,7 @@ class FeatureReader:
         columns = torch.cat([self(self.middle + part) - start for part in parts])
         return Equations.of(columns, self.scene.prior.to(columns))
 
-    @property
+    @cached_property
     def prior(self) -> GaussianPrior:
         """What features look like: fitted to those of the public images."""
         public = self.scene.public_images
