@@ -41,22 +41,24 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import last_layer
 from fedpriv.attacks.reconstruction.first_layer.batch import find_input_layer
 from fedpriv.attacks.reconstruction.first_layer.closed_form import ROUNDING, exact, read_patches, relative_distance
-from fedpriv.attacks.reconstruction.first_layer.imprint import (
+from fedpriv.attacks.reconstruction.first_layer.feature_inversion import (
     KERNELS,
     SAME,
     SHOWN,
-    UNREAD,
     FeatureReader,
     FoundImages,
-    brightness,
     clear_layers,
-    cut_points,
     features_of,
+    why_not_plain,
+)
+from fedpriv.attacks.reconstruction.first_layer.imprint import (
+    UNREAD,
+    brightness,
+    cut_points,
     filled,
     mean_image,
     require_grants,
     require_one_gradient,
-    why_not_plain,
 )
 from fedpriv.attacks.reconstruction.matching import compared
 from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
