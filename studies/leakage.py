@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from scipy.stats import binomtest
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
@@ -179,8 +179,6 @@ class CellRow:
     # no attack tells one image among 100 more often from this upload; `None` without a mechanism
     ceiling: float | None = None
 
-
-ROW = TypeAdapter(CellRow)
 
 Pictures = Callable[[str, Tensor], None]
 """Told the name of a strip and the victims' images (V, C, H, W) on [0, 1]."""
@@ -683,7 +681,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def read_rows(path: Path) -> dict[Cell, CellRow]:
     """Return the last measurement of each cell in a file of JSON lines; a torn last line is left out."""
-    return {row.cell: row for row in Files(path.parent).appended_lines(path.name, ROW)}
+    return {row.cell: row for row in Files(path.parent).appended_lines(path.name, CellRow)}
 
 
 def _cut_torn_line(path: Path) -> None:

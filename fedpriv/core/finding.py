@@ -155,11 +155,7 @@ class Finding(ABC, Generic[R]):
 
     @abstractmethod
     def read(self, folder: "RunFolder") -> R | None:
-        """Return what a run folder holds of it; ``None``: nothing.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        """Return what a run folder holds of it; ``None``: nothing."""
 
     def section(self, found: R, view: RunView) -> Section | None:
         """Return its section of the report; ``None``: its sentences say all."""

@@ -73,7 +73,7 @@ def write_listened(folder: Path, listened: Listened) -> None:
 
 def read_listened(folder: Path) -> Listened:
     """Read ``listener.json``."""
-    listened = read_file(folder / LISTENED, _LISTENED)
+    listened = read_file(folder / LISTENED, Listened)
     if listened is None:
         raise InputError(f"{folder} is not the folder of a listener: it has no {LISTENED}")
     return listened

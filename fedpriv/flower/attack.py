@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -56,7 +55,7 @@ from fedpriv.mechanisms import recorded_mechanism
 from fedpriv.mechanisms.gaussian import as_normal
 from fedpriv.mechanisms.machinery.filters import recognised
 
-_RESULT, _LINE = "attacks.json", TypeAdapter(LedgerLine)
+_RESULT = "attacks.json"
 _HOLDS: Mapping[Form, str] = {
     "weights": "the parameters after training",
     "update": "the update, parameters after minus before",
@@ -320,7 +319,7 @@ def _heard(folder: Path, exchanges: Sequence[Exchange]) -> tuple[_TappedUpload, 
     by_stem, uploads = {exchange.stem: exchange for exchange in exchanges}, []
     for path in list_observations(folder / "observations"):
         known = read_truth(folder / TRUTH / path.name)
-        line = read_file(folder / LEDGER / f"{path.stem}.json", _LINE)
+        line = read_file(folder / LEDGER / f"{path.stem}.json", LedgerLine)
         uploads.append(_TappedUpload(read_observation(path), known, line, by_stem.get(path.stem)))
     masked = [upload for upload in uploads if upload.exchange is not None and upload.exchange.summed]
     rounds = dict.fromkeys(upload.observation.round for upload in masked)

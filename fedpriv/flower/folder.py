@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -159,12 +158,9 @@ def joined(clients: Sequence[TrainedOn], steps: int) -> TrainedOn:
     return TrainedOn(images, labels, tuple(batch for group in together for batch in group), sizes)
 
 
-_TAPPED, _EXCHANGE = TypeAdapter(Tapped), TypeAdapter(Exchange)
-
-
 def read_tapped(folder: Path) -> Tapped | None:
     """Return what ``tap.json`` says; ``None``: this is not the folder of a tap."""
-    return read_file(folder / ABOUT, _TAPPED)
+    return read_file(folder / ABOUT, Tapped)
 
 
 def write_exchange(folder: Path, exchange: Exchange, arrays: Vector) -> None:
@@ -179,7 +175,7 @@ def write_exchange(folder: Path, exchange: Exchange, arrays: Vector) -> None:
 
 def read_exchanges(folder: Path) -> tuple[Exchange, ...]:
     """Return what was heard, by round and client; a folder of an earlier version has none."""
-    found = (read_file(path, _EXCHANGE) for path in sorted((folder / MESSAGES).glob("*.json")))
+    found = (read_file(path, Exchange) for path in sorted((folder / MESSAGES).glob("*.json")))
     return tuple(exchange for exchange in found if exchange is not None)
 
 

@@ -7,8 +7,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from pydantic import TypeAdapter
-
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import append_line, as_json, is_empty, write_whole, writing_to
 from fedpriv.core.randomness import Secret
@@ -45,9 +43,6 @@ class NoisyCounts(Record):
     clients: tuple[int, ...]  # who is in it, ascending
     failures: tuple[Failure, ...] = ()  # who is not, and why
 
-
-_COUNTS_RECORD = TypeAdapter(NoisyCounts)
-_LINE, _LEDGER, _ORIGINS = TypeAdapter(PromptVotes), TypeAdapter(Ledger), TypeAdapter(Origin)
 
 # What has become of a run if this part of its origin is another.
 _PARTS = {
@@ -98,7 +93,7 @@ class PromptFolder(Files):
 
     def check_unchanged(self, texts: PromptTexts) -> None:
         """Refuse to go on with a run in which something was changed that decides what is released."""
-        was = read_file(self.path / _ORIGIN, _ORIGINS)
+        was = read_file(self.path / _ORIGIN, Origin)
         if was is None:
             raise InputError(
                 f"{self.path} has no {_ORIGIN}: nobody wrote down what this run was begun with, so nothing can be "
@@ -108,7 +103,7 @@ class PromptFolder(Files):
 
     def check_settings(self) -> None:
         """Refuse to show results beside settings that they are not of; who was not given private/ cannot tell."""
-        was = read_file(self.path / _ORIGIN, _ORIGINS)
+        was = read_file(self.path / _ORIGIN, Origin)
         if was is not None:
             self._compare(was, replace(was, **self._digests()), ("settings", "model"))
 
@@ -133,7 +128,7 @@ class PromptFolder(Files):
 
     def votes(self, questions: int, voters: int, labels: int) -> list[PromptVotes]:
         """Return the votes so far, a cut-off last line left out."""
-        kept, where = self.appended_lines(_VOTES, _LINE), str(self.path / _VOTES)
+        kept, where = self.appended_lines(_VOTES, PromptVotes), str(self.path / _VOTES)
         if [line.question for line in kept] != list(range(len(kept))):
             raise InputError(f"{where} is damaged: questions are missing")
         if len(kept) > questions:
@@ -147,7 +142,7 @@ class PromptFolder(Files):
 
     def counts(self, questions: int, labels: int) -> NoisyCounts | None:
         """Return the sum of noisy counts; ``None``: clients were not asked yet."""
-        known = read_file(self.path / _COUNTS, _COUNTS_RECORD)
+        known = read_file(self.path / _COUNTS, NoisyCounts)
         if known is not None and [len(row) for row in known.counts] != [labels] * questions:
             raise InputError(f"{self.path / _COUNTS} is damaged: expected {questions} questions of {labels} counts")
         return known
@@ -167,7 +162,7 @@ class PromptFolder(Files):
 
     def ledger(self) -> Ledger:
         """What is proven."""
-        return self._needed("ledger.json", read_file(self.path / "ledger.json", _LEDGER))
+        return self._needed("ledger.json", read_file(self.path / "ledger.json", Ledger))
 
     def prompts(self) -> Prompts:
         """What the run found."""

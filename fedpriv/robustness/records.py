@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, model_validator
 
 from fedpriv.attacks.evasion.steps import EvasionAttempt
 from fedpriv.core.errors import InputError
@@ -272,7 +272,6 @@ class Evasion(FileRecord):
 
 
 _CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
-_CERTIFICATE, _ATTEMPT = TypeAdapter(Certificate), TypeAdapter(EvasionAttempt)
 
 
 def read_certificates(folder: RunFolder) -> tuple[Certificate, ...]:
@@ -280,7 +279,7 @@ def read_certificates(folder: RunFolder) -> tuple[Certificate, ...]:
     robustness = folder.read(Robustness)
     if robustness is None:
         return ()
-    lines = folder.whole_lines(_CERTIFICATES, _CERTIFICATE)
+    lines = folder.whole_lines(_CERTIFICATES, Certificate)
     if len(lines) != robustness.examples:
         raise InputError(
             f"{folder.path / _CERTIFICATES} is damaged: it has {len(lines)} lines; {Robustness.path} is of "
@@ -294,7 +293,7 @@ def read_attempts(folder: RunFolder) -> tuple[EvasionAttempt, ...]:
     evasion = folder.read(Evasion)
     if evasion is None:
         return ()
-    lines = folder.whole_lines(_ATTEMPTS, _ATTEMPT)
+    lines = folder.whole_lines(_ATTEMPTS, EvasionAttempt)
     if len(lines) != evasion.attempts:
         raise InputError(
             f"{folder.path / _ATTEMPTS} is damaged: it has {len(lines)} lines; {Evasion.path} is of {evasion.attempts}"

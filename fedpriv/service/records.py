@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CurvePoint, EpsilonBound, Figure, Interval
@@ -124,9 +124,6 @@ class UserFacts(GrowingRecord):
     answers: int  # images that are answered for this user in all
 
 
-_USERS = TypeAdapter(tuple[UserFacts, ...])
-
-
 def made_service(run: Path) -> Service:
     """Return what a run's endpoint is."""
     if not (run / "config.toml").is_file():
@@ -146,7 +143,7 @@ def answered(run: Path) -> Mapping[str, int]:
 
 def users(run: Path) -> tuple[UserFacts, ...]:
     """Return the users of an endpoint; without any, whoever reaches it asks as the folder's owner."""
-    return read_file(run / "service" / "users.json", _USERS) or ()
+    return read_file(run / "service" / "users.json", tuple[UserFacts, ...]) or ()
 
 
 def query_ledger(run: Path, service: Service) -> QueryLedger:

@@ -18,13 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import Any, ClassVar
 
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import as_json, is_empty, locked, remove_parts, write_whole, writing_to
 from fedpriv.core.records import parse_json, read_file, read_text
+from fedpriv.core.runs.files import Files
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.settings import Sweep
 from fedpriv.sweep.table import to_csv, to_parquet, to_table
@@ -39,35 +38,30 @@ class _Plan:
     trials: list[dict[str, Any]]
 
 
-_RECORD, _PLAN = TypeAdapter(TrialRecord), TypeAdapter(_Plan)
 _RECORD_FILE, _TRACEBACK_FILE = "record.json", "traceback.txt"
 
 
-class SweepFolder:
+class SweepFolder(Files):
     """The folder of one sweep; :meth:`prepare` makes it or resumes it, :meth:`open` reads it.
 
-    Attributes:
-        path: the folder.
-        trials: the folder of the runs' folders.
+    What is damaged, is another sweep's or cannot be written is an ``InputError``, a full disk a ``RunFailedError``.
     """
 
+    verb: ClassVar[str] = "sweep"
+
     def __init__(self, path: Path) -> None:
-        self.path, self.trials = path, path / "trials"
+        super().__init__(path)
+        self.trials = path / "trials"  # the folders of the runs
         self._plan = path / "sweep.json"
 
     @staticmethod
     def prepare(path: Path, sweep: Sweep) -> "SweepFolder":
-        """Make the folder of a sweep, or open it to resume the sweep.
-
-        Raises:
-            InputError: it contains other files, or results of another sweep, or cannot be made.
-            RunFailedError: the disk is full.
-        """
+        """Make the folder of a sweep, or open it to resume the sweep; one with anything else in it is refused."""
         folder = SweepFolder(path)
         content = as_json({"name": sweep.name, **sweep.identity()})
         with writing_to(path):
             if folder._plan.is_file():
-                folder._refuse_another(_PLAN.validate_json(content))
+                folder._refuse_another(parse_json(content, _Plan, str(folder._plan)))
             elif path.exists() and not is_empty(path):
                 raise InputError(f"{path} exists and is not the folder of a sweep; choose another --out")
             else:
@@ -78,11 +72,7 @@ class SweepFolder:
 
     @staticmethod
     def open(path: Path) -> "SweepFolder":
-        """Return the folder of an earlier sweep.
-
-        Raises:
-            InputError: it is not the folder of a sweep.
-        """
+        """Return the folder of an earlier sweep."""
         folder = SweepFolder(path)
         if not folder._plan.is_file():
             raise InputError(f"{path} is not the folder of a sweep: it has no sweep.json")
@@ -98,37 +88,23 @@ class SweepFolder:
         """How many trials the sweep has."""
         return len(self._planned().trials)
 
-    def command(self) -> str:
-        """The command that repeats or resumes the sweep."""
-        path = self.path / "command.txt"
-        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-
     def write_command(self, text: str) -> None:
-        """Write the command that repeats the sweep.
-
-        Raises:
-            InputError: the folder cannot be written.
-            RunFailedError: the disk is full.
-        """
+        """Write the command that repeats the sweep."""
         with writing_to(self.path):
-            write_whole(self.path / "command.txt", f"{text}\n".encode())
+            self.write_text("command.txt", f"{text}\n")
 
     def trial(self, number: int) -> Path:
         """The folder of a trial's run."""
         return self.trials / f"{number:04d}"
 
     def record(self, number: int) -> TrialRecord | None:
-        """The record of a trial; ``None``: it is not finished.
-
-        Raises:
-            InputError: the file is damaged or cannot be read.
-        """
+        """The record of a trial; ``None``: it is not finished."""
         path = self.trial(number) / _RECORD_FILE
         text = read_text(path)
         if text is None:
             return None
         try:
-            record = parse_json(text, _RECORD, str(path))
+            record = parse_json(text, TrialRecord, str(path))
         except InputError as error:
             raise InputError(f"{error}; remove it, and the sweep writes it again") from None
         if record.trial != number:
@@ -136,30 +112,18 @@ class SweepFolder:
         return record
 
     def records(self) -> list[TrialRecord]:
-        """The records of all finished trials, in their order.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        """The records of all finished trials, in their order."""
         numbers = range(1, self.planned + 1)
         return [record for number in numbers if (record := self.record(number)) is not None]
 
     def write_record(self, record: TrialRecord) -> None:
-        """Write a trial's record, which marks it as finished.
-
-        Raises:
-            OSError: the record cannot be written.
-        """
+        """Write a trial's record, which marks it as finished."""
         path = self.trial(record.trial)
         path.mkdir(parents=True, exist_ok=True)
         write_whole(path / _RECORD_FILE, as_json(record.model_dump(mode="json")), durable=True)
 
     def forget_record(self, number: int) -> None:
-        """Delete a trial's record, so that the trial runs again.
-
-        Raises:
-            InputError: the folder cannot be written.
-        """
+        """Delete a trial's record, so that the trial runs again."""
         for name in (_RECORD_FILE, _TRACEBACK_FILE):
             path = self.trial(number) / name
             try:
@@ -185,23 +149,14 @@ class SweepFolder:
             raise
 
     def write_results(self, records: Sequence[TrialRecord]) -> None:
-        """Write the records as results.parquet and results.csv.
-
-        Raises:
-            WriteError: one of them cannot be written.
-        """
+        """Write the records as results.parquet and results.csv."""
         table = to_table(records)
-        write_whole(self.path / "results.parquet", to_parquet(table))
-        write_whole(self.path / "results.csv", to_csv(table))
+        self.write_bytes("results.parquet", to_parquet(table))
+        self.write_bytes("results.csv", to_csv(table))
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Lock the folder against other processes; the operating system releases the lock when this one ends.
-
-        Raises:
-            InputError: another process holds the lock, or the folder cannot be locked.
-            RunFailedError: the disk is full.
-        """
+        """Lock the folder against other processes; the operating system releases the lock when this one ends."""
         with locked(self.path):
             remove_parts(self.path)  # in the trials' folders, a worker of a killed sweep may still write
             yield
@@ -211,7 +166,7 @@ class SweepFolder:
         return locked(self.trial(number), file=self.trials / f".{number:04d}.lock", wait=True)
 
     def _planned(self) -> _Plan:
-        plan = read_file(self._plan, _PLAN)
+        plan = read_file(self._plan, _Plan)
         if plan is None:
             raise InputError(f"{self.path} is not the folder of a sweep: it has no sweep.json")
         return plan

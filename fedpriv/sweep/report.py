@@ -50,7 +50,7 @@ def write_sweep_report(folder: Path) -> Path:
     """
     sweep = SweepFolder.open(folder)
     return write_comparison(
-        sweep.records(), folder / "report.html", title=sweep.name, command=sweep.command(), planned=sweep.planned
+        sweep.records(), folder / "report.html", title=sweep.name, command=sweep.given_command(), planned=sweep.planned
     )
 
 

@@ -71,7 +71,7 @@ def run_sweep(sweep: Sweep, folder: SweepFolder, progress: SweepProgress, retry:
         progress.found(list(records.values()))
         missing = [trial for trial in sweep.trials if trial.number not in records]
         try:
-            with writing(folder.command()):
+            with writing(folder.given_command()):
                 for record in _outcomes(sweep, folder, missing, progress):
                     records[record.trial] = record
                     folder.write_results([records[number] for number in sorted(records)])

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from fedpriv.core.records import read_file
 from fedpriv.core.records.reading import FileRecord, Record
@@ -51,7 +51,7 @@ class LabelSurvey(FileRecord):
 
 
 # What only the referee may know: exact figures of clients' data.
-_TOLD, _LABELS_TOLD = "referee/labels.json", TypeAdapter(LabelsTold)
+_TOLD = "referee/labels.json"
 
 
 def write_survey(folder: RunFolder, survey: LabelSurvey) -> None:
@@ -63,5 +63,5 @@ def write_survey(folder: RunFolder, survey: LabelSurvey) -> None:
 
 def read_survey(folder: RunFolder) -> LabelSurvey | None:
     """Return what changed labels tell; ``None`` where clients do not change them, and until one has answered."""
-    survey, told = folder.read(LabelSurvey), read_file(folder.path / _TOLD, _LABELS_TOLD)
+    survey, told = folder.read(LabelSurvey), read_file(folder.path / _TOLD, LabelsTold)
     return survey if survey is None or told is None else survey.model_copy(update={"told": told})

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.files import write_whole
@@ -60,12 +60,12 @@ class Knowledge(FileRecord):
     sanitised: float | None = None
 
 
-_ANSWERS, _ANSWER = "answers.jsonl", TypeAdapter(VotedAnswer)
+_ANSWERS = "answers.jsonl"
 
 
 def read_answers(folder: RunFolder) -> tuple[VotedAnswer, ...]:
     """Return every question that was put to the aggregator; empty before."""
-    return folder.whole_lines(_ANSWERS, _ANSWER)
+    return folder.whole_lines(_ANSWERS, VotedAnswer)
 
 
 def write_answers(folder: RunFolder, answers: Sequence[VotedAnswer]) -> None:

@@ -96,11 +96,7 @@ def _loaded(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> Exper
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested tables.
-
-    Raises:
-        InputError: the file cannot be read or parsed.
-    """
+    """Read a TOML file as nested tables."""
     try:
         # Some editors put a byte-order mark in front.
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -163,11 +159,7 @@ def _give_way(choice: Choice[Any], section: dict[str, Any], given: Mapping[str, 
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """Return the parts of the key, and the value, of ``KEY=VALUE``; values are TOML, and a bare word is a string.
-
-    Raises:
-        InputError: it is no such text.
-    """
+    """Return the parts of the key, and the value, of ``KEY=VALUE``; values are TOML, and a bare word is a string."""
     key, separator, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not separator or not all(keys):

@@ -1,7 +1,9 @@
 """What all records have in common: how they are read from JSON, and what is refused."""
 
+from collections.abc import Hashable
+from functools import cache
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -28,10 +30,15 @@ class FileRecord(GrowingRecord):
     path: ClassVar[str]  # of the file
 
 
-def parse_json(text: str | bytes, kind: TypeAdapter[T], where: str) -> T:
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parse_json(text: str | bytes, kind: type[T], where: str) -> T:
     """Read one JSON value as a record of this kind, without keys that it does not know; ``where`` is said in errors."""
     try:
-        return kind.validate_json(text)
+        return cast("T", _adapter(cast("Hashable", kind)).validate_json(text))
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -50,7 +57,7 @@ def read_text(path: Path) -> str | None:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
-def read_file(path: Path, kind: TypeAdapter[T]) -> T | None:
+def read_file(path: Path, kind: type[T]) -> T | None:
     """Return the record that a file holds, or ``None`` where there is no file."""
     text = read_text(path)
     return None if text is None else parse_json(text, kind, str(path))

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import Found, Picture, RunView, all_found, read_picture
 from fedpriv.core.records import Score, Sentence, kind_of, read_file
@@ -96,7 +94,7 @@ def load_view(folder: Path) -> View:
 _ENDINGS = (".png", ".json")  # of pictures, and of rows
 _ORIGINAL = re.compile(r"(\d+)-(\d+)-original(?:-(\d+))?\.(?:png|json)")
 _COMMON_GUESSES = ("guess-mean", "guess-grey", "guess-mode", "guess-frequent", "guess-model")
-_TEXTS: TypeAdapter[Sentence | dict[str, str]] = TypeAdapter(Sentence | dict[str, str])
+_TEXTS: Any = Sentence | dict[str, str]
 
 _Key = tuple[int, int, int]  # round, client, image
 _Pictures = Mapping[str, Path]  # name of a file -> where it is

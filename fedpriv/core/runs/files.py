@@ -3,11 +3,8 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
-
-from pydantic import TypeAdapter
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import as_json, write_whole
@@ -15,11 +12,6 @@ from fedpriv.core.records import FileRecord, parse_json, read_file, read_text
 
 T = TypeVar("T")
 F = TypeVar("F", bound=FileRecord)
-
-
-@cache
-def _adapter(kind: type[F]) -> TypeAdapter[F]:
-    return TypeAdapter(kind)
 
 
 class Files:
@@ -34,6 +26,11 @@ class Files:
     def to_resume(self) -> str:
         """The command that finishes the run of this folder."""
         return shlex.join(["fedpriv", self.verb, "--resume", str(self.path)])
+
+    def given_command(self) -> str:
+        """The commands that led here, one a line; empty if unknown."""
+        path = self.path / "command.txt"
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file whole."""
@@ -53,7 +50,7 @@ class Files:
 
     def read(self, kind: type[F]) -> F | None:
         """Return the record of a kind; ``None`` where there is none."""
-        return read_file(self.path / kind.path, _adapter(kind))
+        return read_file(self.path / kind.path, kind)
 
     def write_private(self, name: str, value: object) -> None:
         """Write a value as JSON into a folder below, both for the owner's eyes only."""
@@ -70,7 +67,7 @@ class Files:
         for name in names:
             (self.path / name).unlink(missing_ok=True)
 
-    def whole_lines(self, name: str, kind: TypeAdapter[T]) -> tuple[T, ...]:
+    def whole_lines(self, name: str, kind: type[T]) -> tuple[T, ...]:
         """Read all lines of a file of JSON objects that appeared whole."""
         path = self.path / name
         lines = enumerate((read_text(path) or "").splitlines(), 1)
@@ -82,7 +79,7 @@ class Files:
             raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
         return record
 
-    def appended_lines(self, name: str, kind: TypeAdapter[T]) -> list[T]:
+    def appended_lines(self, name: str, kind: type[T]) -> list[T]:
         """Read the whole lines of a file of JSON objects; a torn last one is left out."""
         path = self.path / name
         if not path.exists():

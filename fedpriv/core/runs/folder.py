@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -40,15 +39,10 @@ DEPLOYMENT = "deployment.json"
 NOTICES = "notices.txt"
 """Where the server of a deployment writes them: its warnings, one a line."""
 
-_ROUND, _ASKED, _SUMMARY = TypeAdapter(RoundRecord), TypeAdapter(Asked), TypeAdapter(Summary)
-_DEPLOYED = TypeAdapter(Deployed)
 _SECRET = "secret.key"
 _SCORES = "reconstructions/scores.jsonl"
 # What only the referee may know: exact figures of clients' data.
 _CEILINGS, _HOLDINGS = "referee/ceilings.json", "referee/partition.json"
-
-_LEDGER, _SCORE, _LABEL_CEILINGS = TypeAdapter(Ledger), TypeAdapter(Score), TypeAdapter(tuple[LabelCeiling, ...])
-_PARTITION = TypeAdapter(Partition)
 
 
 @dataclass(frozen=True)
@@ -108,11 +102,6 @@ class RunFolder(Files):
         """The command that repeats this run; the folder's own configuration where it was started otherwise."""
         return self.given_command() or f"fedpriv run {self.path / 'config.toml'}"
 
-    def given_command(self) -> str:
-        """The commands that led here, one a line; empty if unknown."""
-        path = self.path / "command.txt"
-        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
-
     def remove_parts(self) -> None:
         """Remove what a killed process left of files and lines; no other process may be writing here."""
         others = ("private", "referee", *(name for kind in FINDINGS.values() for name in kind.folders))
@@ -156,7 +145,7 @@ class RunFolder(Files):
 
     def asked(self) -> tuple[Asked, ...]:
         """The queries so far, a cut-off round included."""
-        return tuple(self.appended_lines("asked.jsonl", _ASKED))
+        return tuple(self.appended_lines("asked.jsonl", Asked))
 
     def notices(self) -> list[str]:
         """What the server of a deployment has warned of."""
@@ -168,11 +157,11 @@ class RunFolder(Files):
 
     def rounds(self) -> list[RoundRecord]:
         """The complete lines of metrics.jsonl."""
-        return self.appended_lines("metrics.jsonl", _ROUND)
+        return self.appended_lines("metrics.jsonl", RoundRecord)
 
     def summary(self) -> Summary | None:
         """What the run wrote about itself when it ended; ``None`` before, or if it was killed."""
-        return read_file(self.path / "summary.json", _SUMMARY)
+        return read_file(self.path / "summary.json", Summary)
 
     def settings_digest(self) -> str:
         """SHA-256 of what config.toml says, in hexadecimal digits, without the section [report], which may change."""
@@ -191,7 +180,7 @@ class RunFolder(Files):
 
     def deployed(self) -> Deployed | None:
         """Which of Flower's runs it was; ``None``: it was no deployment's."""
-        return read_file(self.path / DEPLOYMENT, _DEPLOYED)
+        return read_file(self.path / DEPLOYMENT, Deployed)
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json."""
@@ -234,7 +223,7 @@ class RunFolder(Files):
 
     def ledger(self) -> Ledger | None:
         """What is proven; ``None`` until a run ends."""
-        return read_file(self.path / "ledger.json", _LEDGER)
+        return read_file(self.path / "ledger.json", Ledger)
 
     def write_label_ceilings(self, ceilings: Sequence[LabelCeiling]) -> None:
         """Write referee/ceilings.json."""
@@ -242,7 +231,7 @@ class RunFolder(Files):
 
     def label_ceilings(self) -> tuple[LabelCeiling, ...]:
         """How often any attack names labels at most; nothing until a run ends, and in runs of earlier versions."""
-        return read_file(self.path / _CEILINGS, _LABEL_CEILINGS) or ()
+        return read_file(self.path / _CEILINGS, tuple[LabelCeiling, ...]) or ()
 
     def write_partition(self, partition: Partition) -> None:
         """Write referee/partition.json; earlier versions left it in the open."""
@@ -251,12 +240,12 @@ class RunFolder(Files):
 
     def partition(self) -> Partition | None:
         """How the data are shared; ``None`` if the run ended before they were."""
-        known = read_file(self.path / _HOLDINGS, _PARTITION)
-        return read_file(self.path / "partition.json", _PARTITION) if known is None else known
+        known = read_file(self.path / _HOLDINGS, Partition)
+        return read_file(self.path / "partition.json", Partition) if known is None else known
 
     def scores(self) -> tuple[Score, ...]:
         """The lines of scores.jsonl, for every reconstruction and guess so far."""
-        return self.whole_lines(_SCORES, _SCORE)
+        return self.whole_lines(_SCORES, Score)
 
     def write_scores(self, scores: Sequence[Score]) -> None:
         """Write scores.jsonl."""

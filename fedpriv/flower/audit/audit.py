@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import Picture, read_picture
@@ -308,13 +306,12 @@ def _shape(described: str) -> tuple[int, ...]:
     return tuple(int(side) for side in described.partition("(")[2].strip(" )").split(",") if side)
 
 
-_AUDIT = TypeAdapter(Audit)
 _STATES = {"covered": "ok", "constant": "ok", "masked": "ok", "uncovered": "error", "raw data": "error"}
 
 
 def write_audit_report(folder: Path) -> Path:
     """Write ``report.html`` into the folder of an audit and return its path; the same folder gives the same bytes."""
-    audit = read_file(folder / RESULT, _AUDIT)
+    audit = read_file(folder / RESULT, Audit)
     if audit is None:
         raise InputError(f"{folder} is not the folder of an audit")
     shown = (name for name in audit.pictures if name.endswith(".png"))  # of rows and texts there are numbers alone

@@ -9,8 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from fedpriv.accounting import guarantee
 from fedpriv.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
@@ -33,7 +31,6 @@ _COMPOSED = (
     "Gaussian mechanism, {} as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
     "(Balle and Wang 2018, Thm 8); no amplification used"
 )
-_LINE = TypeAdapter(LedgerLine)
 _SUMMED = "collect_masked_vectors"  # the stage of secure aggregation in which a client trains
 _SLACK = 1 + 1e-3  # by which figures of accountants differ that prove the same
 
@@ -151,7 +148,7 @@ def _privatise(_: ByClient, out: Path) -> Iterator[Claim]:
     """Our own mod: what its ledgers of this run say of the worst client."""
     parts: dict[str, list[LedgerLine]] = defaultdict(list)
     for path in sorted((out / LEDGERS).glob("client-*.json")):
-        line = read_file(path, _LINE)
+        line = read_file(path, LedgerLine)
         if line is not None:
             parts[path.stem.removeprefix(f"client-{line.client}").removeprefix("-")].append(line)
     for part, lines in sorted(parts.items()):

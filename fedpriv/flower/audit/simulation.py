@@ -13,8 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from pydantic import TypeAdapter
-
 from fedpriv.core.config import read_toml
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import write_whole
@@ -37,9 +35,6 @@ class Simulated(Record):
     rounds: tuple[Round, ...] = ()
     problem: str = ""  # why there is no run; empty: there was one
     by_app: bool = False  # whether the app itself failed
-
-
-_SIMULATED, _ANSWER = TypeAdapter(Simulated), TypeAdapter(Answer)
 
 
 def app_name(app: Path) -> str:
@@ -87,7 +82,7 @@ def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simul
         done = subprocess.run(
             command, cwd=copy, env={**os.environ, **quiet, **own}, stdout=log, stderr=log, check=False
         )
-    told = read_file(out / SERVER, _SIMULATED)
+    told = read_file(out / SERVER, Simulated)
     if told is None:
         raise InputError(f"the app ends its process with {done.returncode}; its output is in {out / LOG}")
     if told.problem:
@@ -102,7 +97,7 @@ def read_answers(out: Path) -> tuple[Answer, ...]:
 
     paths = sorted((out / ANSWERS).glob("*.jsonl"))
     answers = [
-        parse_json(line, _ANSWER, f"{path}: line {number}")
+        parse_json(line, Answer, f"{path}: line {number}")
         for path in paths
         for number, line in enumerate(path.read_text().splitlines(), 1)
     ]
