@@ -75,16 +75,6 @@ def _facts(endpoint: ServiceView) -> list[Fact]:
     return [*facts, *(audited(endpoint.audit) if endpoint.audit else [])]
 
 
-def _notes(endpoint: ServiceView) -> list[str]:
-    """Return what a reader must know with the figures: what each rests on, and what is a measurement only."""
-    guarantee = endpoint.service.guarantee
-    notes = [f"Adjacency: {guarantee.adjacency}.", f"Epsilon: {guarantee.theorem['epsilon']}."]
-    notes += [f"{note[:1].upper()}{note[1:]}." for note in guarantee.notes]
-    if endpoint.audit is not None:
-        notes.append("How far models moved when one example was replaced is measured, not guaranteed.")
-    return notes
-
-
 def answers_plot(endpoint: ServiceView) -> "Plot | None":
     """Draw how often answers are right against how many there are; ``None`` where no policy is proven."""
     from fedpriv.core.report.figures import questions_plot
@@ -213,7 +203,7 @@ class ServedFinding(Finding[ServiceView]):
         values = {
             "service": found.service,
             "facts_of": _facts(found),
-            "notes": _notes(found),
+            "audit": found.audit,
             "right": answers_plot(found),
         }
         return Section("answers", "Answers", values)

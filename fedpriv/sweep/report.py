@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from fedpriv.core import numbers
-from fedpriv.core.figure import Interval
 from fedpriv.core.files import write_whole
 from fedpriv.core.finding import Part
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.report.drawing import Plot
-from fedpriv.core.report.filters import plain, template
+from fedpriv.core.report.filters import template
 from fedpriv.sweep.comparison import (
     Chosen,
     Setting,
@@ -27,8 +25,6 @@ from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.tradeoffs import Tradeoff, series_name, tradeoff_plot, tradeoffs
 
 _NONE: Mapping[str, str] = MappingProxyType({})
-# Tables longer than this are folded.
-_FOLDED_FROM = 61
 
 
 @dataclass(frozen=True)
@@ -89,10 +85,7 @@ def render_comparison(
 ) -> str:
     """Return the comparison as one HTML document that needs no network and no script."""
     settings, columns = settings_of(records, chosen), columns_of(records, chosen)
-    page = template(
-        "sweep/report.html", attack_name=_attack_name, series_name=series_name, estimate_text=_estimate_text, ends=_ends
-    )
-    return page.render(
+    return template("sweep/report.html", attack_name=_attack_name, series_name=series_name).render(
         title=title,
         command=command,
         records=records,
@@ -101,15 +94,9 @@ def render_comparison(
         chosen=chosen,
         facets=_facets(settings, tradeoffs(columns)),
         keys=differing_keys(settings),
-        value_of=_value_text,
         columns=columns,
-        parts=_tables(records),
-        failed=[record for record in records if record.failed],
+        parts=_parts(records),
         refuted=[(record, *alarm) for record in records for alarm in record.alarms],
-        seconds=sum(record.seconds or 0.0 for record in records),
-        adjacencies=list(dict.fromkeys(record.adjacency for record in records if record.adjacency)),
-        deltas=list(dict.fromkeys(record.delta for record in records if record.epsilon is not None)),
-        folded_from=_FOLDED_FROM,
     )
 
 
@@ -146,52 +133,17 @@ def _fronts(settings: Sequence[Setting], shown: Sequence[Tradeoff]) -> dict[int,
     return {trial: ", ".join(names) for trial, names in places.items()}
 
 
-def _tables(records: Sequence[TrialRecord]) -> list[tuple[list[str], list[list[str]]]]:
-    """For each kind of line that findings show of every trial: headings, and rows."""
-    kinds: dict[type[Part], list[list[str]]] = {}
+def _parts(records: Sequence[TrialRecord]) -> dict[type[Part], list[tuple[int, Part]]]:
+    """Each kind of line that findings show of every trial, with the number of the trial."""
+    kinds: dict[type[Part], list[tuple[int, Part]]] = {}
     for record in records:
         for part in record.lines():
             if part.titles:
-                named = [getattr(part, key) for key in part.keys]
-                figures = [_decimal(getattr(part, key), places) for key, (_, places) in part.titles.items()]
-                kinds.setdefault(type(part), []).append([str(record.trial), *named, *figures])
-    return [(_headings(kind), rows) for kind, rows in kinds.items()]
-
-
-def _headings(kind: type[Part]) -> list[str]:
-    return [*(key.capitalize() for key in kind.keys), *(words for words, _ in kind.titles.values())]
-
-
-def _decimal(value: float | None, places: int) -> str:
-    return "" if value is None else numbers.decimal(value, places)
+                kinds.setdefault(type(part), []).append((record.trial, part))
+    return kinds
 
 
 def _attack_name(label: str) -> str:
     name, _, settings = label.partition(",")
     title = ATTACKS[name].title if name in ATTACKS else name
     return f"{title} ({settings.replace(',', ', ')})" if settings else title
-
-
-def _estimate_text(estimate: Interval | None, kind: str) -> str:
-    return "n/a" if estimate is None else _number(estimate.value, kind)
-
-
-def _ends(estimate: Interval | None, kind: str) -> str:
-    """The interval in words; empty where there is none."""
-    ends = estimate.ends if estimate else None
-    return "" if ends is None else f"{_number(ends[0], kind)} to {_number(ends[1], kind)}"
-
-
-def _number(value: float, kind: str) -> str:
-    match kind:
-        case "percent":
-            return numbers.percent(value)
-        case "decimal":
-            return numbers.decimal(value)
-        case _:
-            return numbers.figure(value, 3)
-
-
-def _value_text(setting: Setting, key: str) -> str:
-    value = setting.first.settings.get(key)
-    return "" if value is None else plain(value)

@@ -196,20 +196,16 @@ def _in_terms_of_json(node: Any) -> Any:
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
-def describe(settings: BaseModel) -> Iterator[tuple[str, Any, Any, str]]:
+def describe(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (key, value, default, description) for every key, in the order of the sections."""
-    yield from _describe(settings, "")
-
-
-def _describe(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any, str]]:
-    for key, field in type(model).model_fields.items():
-        value = getattr(model, key)
+    for key, field in type(settings).model_fields.items():
+        value = getattr(settings, key)
         if isinstance(value, Table):
             yield from (
                 (f"{prefix}{key}.{name}", each, None, field.description or "") for name, each in value.plain().items()
             )
         elif isinstance(value, BaseModel):
-            yield from _describe(value, f"{prefix}{key}.")
+            yield from describe(value, f"{prefix}{key}.")
         else:
             usual = field.get_default(call_default_factory=True)
             yield f"{prefix}{key}", value, usual, field.description or ""

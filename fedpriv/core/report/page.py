@@ -15,15 +15,14 @@ from markupsafe import Markup
 
 from fedpriv.core import numbers
 from fedpriv.core.algorithm import algorithm_of
-from fedpriv.core.config import Experiment, describe
+from fedpriv.core.config import describe
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import write_whole, writing
 from fedpriv.core.finding import Picture, Section, findings
-from fedpriv.core.numbers import decimal, percent
+from fedpriv.core.numbers import percent
 from fedpriv.core.records import (
     NUMBER_TOLERANCE,
     AttackResult,
-    Failure,
     LeakageRate,
     Ledger,
     LedgerLine,
@@ -35,7 +34,7 @@ from fedpriv.core.records import (
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.report.drawing import Plot
 from fedpriv.core.report.figures import accuracy_plot, epsilon_plot, loss_plot, partition_plot
-from fedpriv.core.report.filters import fragment, plain, template
+from fedpriv.core.report.filters import fragment, template
 from fedpriv.core.report.tiles import mechanism_name, tiles
 from fedpriv.core.report.view import Content, ShownResult, ShownVictim, View, load_view
 from fedpriv.core.runs import RunFolder
@@ -117,10 +116,10 @@ def render_page(view: View) -> str:
         tiles=tiles(view),
         sections=_sections(view),
         uploads=_Uploads(view),
-        training=_Training(view),
+        plots=_training_plots(view),
         proven=None if view.ledger is None else _Proven(view.ledger),
         partition_plot=partition_plot(view.partition) if view.partition else None,
-        settings=_settings(view.experiment),
+        settings=list(describe(view.experiment)),
     )
 
 
@@ -189,45 +188,17 @@ def _upload_name(upload: str) -> str:
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Training:
-    """The section about the rounds."""
-
-    view: View
-
-    @cached_property
-    def plots(self) -> list[Plot]:
-        """Accuracy, loss and epsilon over rounds, as far as they are known."""
-        rounds, partition = self.view.rounds, self.view.partition
-        # What is no class, such as a sequence, cannot be guessed among others.
-        counted = len(partition.class_names) if partition else 0
-        drawn = (
-            accuracy_plot(rounds, counted if counted > 1 else None, partition.majority if partition else 0.0),
-            loss_plot(rounds),
-            epsilon_plot(rounds, self.view.experiment.federation.target_epsilon),
-        )
-        return [plot for plot in drawn if plot]
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """Terms and texts; none before the first round."""
-        trained = [record for record in self.view.rounds if record.round > 0]
-        if not trained:
-            return []
-        sent, received = sum(record.bytes_up for record in trained), sum(record.bytes_down for record in trained)
-        used, asked = sum(len(record.used) for record in trained), sum(len(record.clients) for record in trained)
-        return [
-            ("Rounds", f"{numbers.count(len(trained))} of {numbers.count(self.view.experiment.federation.rounds)}"),
-            ("Uploads used", f"{numbers.count(used)} of {numbers.count(asked)} requested"),
-            ("Sent up", numbers.bytes_text(sent)),
-            ("Sent down", numbers.bytes_text(received)),
-            ("Time in rounds", numbers.duration(sum(record.seconds for record in trained))),
-        ]
-
-    @property
-    def failures(self) -> list[tuple[int, Failure]]:
-        """Each client that was left out, with the round."""
-        return [(record.round, failure) for record in self.view.rounds for failure in record.failures]
+def _training_plots(view: View) -> list[Plot]:
+    """Accuracy, loss and epsilon over rounds, as far as they are known."""
+    rounds, partition = view.rounds, view.partition
+    # What is no class, such as a sequence, cannot be guessed among others.
+    counted = len(partition.class_names) if partition else 0
+    drawn = (
+        accuracy_plot(rounds, counted if counted > 1 else None, partition.majority if partition else 0.0),
+        loss_plot(rounds),
+        epsilon_plot(rounds, view.experiment.federation.target_epsilon),
+    )
+    return [plot for plot in drawn if plot]
 
 
 # ---- ledger ---------------------------------------------------------------------------------------------------------
@@ -331,16 +302,6 @@ class _Uploads:
         )
 
     @property
-    def theorems(self) -> list[str]:
-        """What the ceilings rest on, each once."""
-        return list(dict.fromkeys(rate.theorem for rate in self.rates if rate.ceiling is not None))
-
-    @property
-    def summed(self) -> int:
-        """Clients whose uploads are added up in what was attacked, at the most."""
-        return max((score.clients for score in self.view.scores), default=1)
-
-    @property
     def notes(self) -> list[tuple[str, int]]:
         """What attacks said about their results, each remark once, and how many images it is about."""
         images: dict[str, set[tuple[int, int, int]]] = {}
@@ -362,12 +323,6 @@ class _Uploads:
         return next((reason for reason in reasons if reason), "the run gives no reason")
 
     @property
-    def padded(self) -> bool:
-        """Whether there is a second SSIM, of padded pictures."""
-        summary = self.view.summary
-        return summary is not None and any(result.ssim_padded is not None for result in summary.attacks)
-
-    @property
     def ssim_window(self) -> int:
         """The side of SSIM's window on this run's pictures; 0 if there is no picture."""
         fitting = min(self._smallest, SSIM_WINDOW)
@@ -386,10 +341,10 @@ class _Uploads:
         return [ATTACKS[name].reference for name in self._made]
 
     @property
-    def settings(self) -> "list[_Setting]":
+    def settings(self) -> list[tuple[str, object, object, str]]:
         """The settings of the adversary, without those of attacks that were not made."""
         idle = tuple(f"adversary.{name}." for name in ATTACKS if name not in self._made)
-        rows = _settings(self.view.experiment)
+        rows = describe(self.view.experiment)
         return [row for row in rows if row[0].startswith("adversary.") and not row[0].startswith(idle)]
 
     @property
@@ -415,16 +370,6 @@ def _score_rows(candidate: ShownResult) -> list[tuple[str, str]]:
         ("MSE", numbers.figure(score.mse, 3)),
     ]
     return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]
-
-
-# ---- settings -------------------------------------------------------------------------------------------------------
-
-
-_Setting = tuple[str, str, bool, str]  # key, value, whether it differs from the default, meaning
-
-
-def _settings(experiment: Experiment) -> list[_Setting]:
-    return [(key, plain(value), value != default, meaning) for key, value, default, meaning in describe(experiment)]
 
 
 # ---- rows and sentences, next to what attacks read of them ----------------------------------------------------------
@@ -510,35 +455,18 @@ class Run:
     state: str  # read (in the original, in this order), moved (in the original, elsewhere), wrong, or empty: nothing
 
 
-@dataclass(frozen=True)
-class SentenceLine:
-    """One line of the comparison: what an attack or a guess offers."""
-
-    candidate: ShownResult  # whose it is
-    runs: tuple[Run, ...]  # its tokens
-    figures: tuple[tuple[str, str], ...]  # (name, text) of the scores
-
-
-def sentence_lines(victim: ShownVictim) -> list[SentenceLine]:
-    """Return what was read of an attacked sentence; attacks that read nothing of it have a line, too."""
+def sentence_lines(victim: ShownVictim) -> list[tuple[ShownResult, list[Run]]]:
+    """Return what each attack or guess read of a sentence: nothing, for some."""
     true = victim.original.tokens if isinstance(victim.original, Sentence) else []
-    return [_line(candidate, true) for candidate in victim.candidates]
+    return [(candidate, _runs(candidate.content, true)) for candidate in victim.candidates]
 
 
-def _line(candidate: ShownResult, true: Sequence[int]) -> SentenceLine:
-    words = candidate.score.words if candidate.score else None
-    figures: tuple[tuple[str, str], ...] = ()
-    if words is not None:
-        share = words.right / words.tokens if words.tokens else 0.0
-        rouge = (("ROUGE-1", words.rouge1), ("ROUGE-2", words.rouge2), ("ROUGE-L", words.rouge_l))
-        figures = (*((name, decimal(value)) for name, value in rouge), ("in their places", percent(share)))
-    sentence = candidate.content
-    if not isinstance(sentence, Sentence):
-        return SentenceLine(candidate, (), figures)
-    states = _states(true, sentence.tokens)
-    parts = groupby(zip(states, sentence.pieces, strict=True), key=lambda pair: pair[0])
-    runs = tuple(Run(sentence.joined([piece for _, piece in part]), state) for state, part in parts)
-    return SentenceLine(candidate, runs, figures)
+def _runs(content: Content | None, true: Sequence[int]) -> list[Run]:
+    if not isinstance(content, Sentence):
+        return []
+    states = _states(true, content.tokens)
+    parts = groupby(zip(states, content.pieces, strict=True), key=lambda pair: pair[0])
+    return [Run(content.joined([piece for _, piece in part]), state) for state, part in parts]
 
 
 def _states(true: Sequence[int], made: Sequence[int]) -> list[str]:
