@@ -31,14 +31,14 @@ class FileRecord(GrowingRecord):
 
 
 @cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 def parse_json(text: str | bytes, kind: type[T], where: str) -> T:
     """Read one JSON value as a record of this kind, without keys that it does not know; ``where`` is said in errors."""
     try:
-        return cast("T", _adapter(cast("Hashable", kind)).validate_json(text))
+        return _adapter(cast("Hashable", kind)).validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
