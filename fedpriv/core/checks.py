@@ -22,9 +22,7 @@ _TRIED = 13
 def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) -> None:
     """Refuse data and networks of which nothing could be learnt or, with a mechanism, nothing could be proven."""
     if dataset.classes < 2:
-        raise InputError(
-            key="data.name", given=experiment.data.name, allowed="the labels name one class; expected at least two"
-        )
+        raise experiment.wrong("data.name", "the labels name one class; expected at least two")
     _refuse_few_test_examples(experiment, dataset)
     if dataset.is_next:
         _refuse_labels(experiment)
@@ -40,9 +38,7 @@ def _refuse_few_test_examples(experiment: Experiment, dataset: Dataset) -> None:
     """Refuse to evaluate on more test examples than there are."""
     there, wanted = len(dataset.x_test), experiment.federation.evaluate_examples
     if wanted is not None and wanted > there:
-        raise InputError(
-            key="federation.evaluate_examples", given=wanted, allowed=f"{dataset.name} has {there} test examples"
-        )
+        raise experiment.wrong("federation.evaluate_examples", f"{dataset.name} has {there} test examples")
 
 
 def _refuse_labels(experiment: Experiment) -> None:

@@ -253,12 +253,8 @@ def draft_plan(
     if experiment.data.is_natural:
         batch_size = min(batch_size, examples)
     if batch_size > examples:
-        raise InputError(
-            key="training.batch_size",
-            given=training.batch_size,
-            allowed=f"larger than the data of client {client}: {examples} examples",
-            hint="lower it, or federation.clients",
-        )
+        larger = f"larger than the data of client {client}: {examples} examples"
+        raise experiment.wrong("training.batch_size", larger, "lower it, or federation.clients")
     if training.sampling == "balls-in-bins":
         batch_size = examples // (examples // batch_size)  # the public mean of a step, of which sums are divided
     sampling = Sampling(training.sampling, batch_size, examples)

@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import get_annotations
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Annotated, Any, Generic, Self, TypeVar
 
@@ -56,6 +57,10 @@ class Settings(BaseModel):
                     "numbers, texts, paths, true, false, nothing, and tuples of these"
                 )
         return settings
+
+    def wrong(self, key: str, allowed: str, hint: str = "") -> InputError:
+        """Return the error that refuses the value of a key, such as ``training.batch_size`` of an experiment."""
+        return InputError(key=key, given=attrgetter(key)(self), allowed=allowed, hint=hint)
 
 
 def _is_plain(value: Any) -> bool:

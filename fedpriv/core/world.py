@@ -284,12 +284,7 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
     """``_``: the digest of pretrained weights, so that replaced ones are noticed."""
     device = choose_device(experiment.engine.device)
     if device.type == "mps" and experiment.engine.precision == "float64":
-        raise InputError(
-            key="engine.precision",
-            given="float64",
-            allowed="mps devices have no float64",
-            hint="use engine.device = 'cpu'",
-        )
+        raise experiment.wrong("engine.precision", "mps devices have no float64", "use engine.device = 'cpu'")
     kinds, clients = dataset.kinds(dataset.y_train).numpy(), experiment.federation.clients
     keys = None if dataset.keys is None else dataset.keys.train
     partitions = partition_indices(kinds, experiment.data, clients, experiment.seed, keys)

@@ -181,13 +181,11 @@ class CanaryConfig(Settings):
             raise InputError(f"alphabet = {self.alphabet!r} has a character twice")
         # As many again are drawn that are not put in.
         if 2 * self.count > self.space:
-            raise InputError(
-                key="count",
-                given=self.count,
-                allowed=f"alphabet and length make {self.space} secrets, and twice as many as count are drawn",
+            raise self.wrong(
+                "count", f"alphabet and length make {self.space} secrets, and twice as many as count are drawn"
             )
         if self.space.bit_length() > _MOST_BITS:
-            raise InputError(key="length", given=self.length, allowed=f"a secret of more than {_MOST_BITS} bits")
+            raise self.wrong("length", f"a secret of more than {_MOST_BITS} bits")
         return self
 
     @property
@@ -308,33 +306,23 @@ class DataConfig(Extensible):
 
     @model_validator(mode="before")
     @classmethod
-    def _texts_have_their_section(cls, tree: Any) -> Any:
-        """Where the data are texts and nothing is said of them, the section has its defaults."""
-        name = tree.get("name") if isinstance(tree, Mapping) else None
-        if not isinstance(name, str) or name not in DATASETS or not DATASETS[name].is_text:
+    def _says_what_follows(cls, tree: Any) -> Any:
+        if not isinstance(tree, Mapping):
             return tree
-        return {**tree, "text": {}} if tree.get("text") is None else tree
-
-    @model_validator(mode="before")
-    @classmethod
-    def _modules_have_objects(cls, tree: Any) -> Any:
-        """``name = "module:object"`` is short for the data set object, whose path that is."""
-        name = tree.get("name") if isinstance(tree, Mapping) else None
-        return {**tree, "name": "object", "path": name} if isinstance(name, str) and ":" in name else tree
-
-    @model_validator(mode="before")
-    @classmethod
-    def _partitioners_are_partitions(cls, tree: Any) -> Any:
-        given = isinstance(tree, Mapping) and tree.get("partitioner") is not None
-        return {"partition": "partitioner", **tree} if given else tree
+        name, said = tree.get("name"), dict(tree)
+        if isinstance(name, str) and ":" in name:  # short for the data set object, whose path that is
+            said |= {"name": "object", "path": name}
+        elif isinstance(name, str) and name in DATASETS and DATASETS[name].is_text and said.get("text") is None:
+            said["text"] = {}
+        if said.get("partitioner") is not None:
+            said.setdefault("partition", "partitioner")
+        return said
 
     @model_validator(mode="after")
     def _one_partition(self) -> Self:
         if (self.partition == "partitioner") != (self.partitioner is not None):
             wanted = "leave it out" if self.partitioner else "set data.partitioner = {name = ...}"
-            raise InputError(
-                key="partition", given=self.partition, allowed=f"with data.partitioner, and only then: {wanted}"
-            )
+            raise self.wrong("partition", f"with data.partitioner, and only then: {wanted}")
         return self
 
     @classmethod

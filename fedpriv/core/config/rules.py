@@ -1,6 +1,7 @@
 """Rules that bind one section of an experiment to another: of algorithms, of texts, and of noise on sums."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.core.algorithm import Algorithm, ModelRelease, algorithm_of
@@ -20,7 +21,29 @@ def with_usual_values(tree: Any) -> Any:
     """Return settings with the defaults that depend on other sections."""
     if not isinstance(tree, Mapping):
         return tree
-    return with_own_section(with_sum_attacked(with_usual_sums(without_attacks(tree))))
+    if _said(tree, "data", "name") in text_sets() or _said(tree, "data", "text"):
+        # Nothing attacks texts, unless an attack is named: that is refused afterwards.
+        tree = _with_usual(tree, "adversary", {"attacks": []})
+    mechanism = _said(tree, "mechanism", "name")
+    if isinstance(mechanism, str) and mechanism in MECHANISMS and MECHANISMS[mechanism].noise_at != "clients":
+        masked = MECHANISMS[mechanism].noise_at == "sum"
+        choice = {"client_sampling": "turns"} if MECHANISMS[mechanism].proof().correlates else {}
+        tree = _with_usual(tree, "federation", {"weighting": "uniform", "secure_aggregation": masked, **choice})
+    if _said(tree, "federation", "secure_aggregation") is True:
+        tree = _with_usual(tree, "adversary", {"threat_model": "secure-aggregation"})
+    algorithm = _said(tree, "federation", "algorithm")
+    own = ALGORITHMS[algorithm].settings if isinstance(algorithm, str) and algorithm in ALGORITHMS else None
+    return tree if own is None or tree.get(own.name) is not None else {**tree, own.name: {}}
+
+
+def _said(tree: Mapping[str, Any], section: str, key: str) -> Any:
+    given = tree.get(section)
+    return given.get(key) if isinstance(given, Mapping) else None
+
+
+def _with_usual(tree: Mapping[str, Any], section: str, usual: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = tree.get(section, {})
+    return {**tree, section: {**usual, **given}} if isinstance(given, Mapping) else tree
 
 
 def check_rules(experiment: "Experiment") -> None:
@@ -43,14 +66,6 @@ def check_rules(experiment: "Experiment") -> None:
         check(experiment)
 
 
-def with_own_section(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings in which the section that only this algorithm reads has its defaults, where there is none."""
-    federation = tree.get("federation")
-    algorithm = federation.get("algorithm") if isinstance(federation, Mapping) else None
-    own = ALGORITHMS[algorithm].settings if isinstance(algorithm, str) and algorithm in ALGORITHMS else None
-    return tree if own is None or tree.get(own.name) is not None else {**tree, own.name: {}}
-
-
 def check_algorithm(experiment: "Experiment") -> None:
     """Refuse what the algorithm, or a section that a capability added, has no proof for or no meaning with."""
     for name, kind in ALGORITHMS.items():
@@ -60,12 +75,7 @@ def check_algorithm(experiment: "Experiment") -> None:
             )
     algorithm = algorithm_of(experiment)
     if algorithm.rounds is not None and experiment.federation.rounds != algorithm.rounds:
-        raise InputError(
-            key="federation.rounds",
-            given=experiment.federation.rounds,
-            allowed=f"{algorithm.name} has one round",
-            hint="set it to 1",
-        )
+        raise experiment.wrong("federation.rounds", f"{algorithm.name} has one round", "set it to 1")
     _check_mechanism(experiment, algorithm)
     algorithm.conflicts(experiment)
     for section in given_sections(experiment).values():
@@ -74,15 +84,13 @@ def check_algorithm(experiment: "Experiment") -> None:
 
 def _check_mechanism(experiment: "Experiment", algorithm: Algorithm) -> None:
     """Refuse noise on models where clients upload something else."""
-    mechanism = experiment.mechanism
-    if mechanism.on_gradients or isinstance(algorithm, ModelRelease):
+    if experiment.mechanism.on_gradients or isinstance(algorithm, ModelRelease):
         return
     known = enumerated([repr(name) for name, kind in ALGORITHMS.items() if issubclass(kind, ModelRelease)], "or")
-    raise InputError(
-        key="mechanism.name",
-        given=mechanism.name,
-        allowed=f"noise on a convex model, which clients train with federation.algorithm = {known} "
-        f"only (given: {algorithm.name!r})",
+    raise experiment.wrong(
+        "mechanism.name",
+        f"noise on a convex model, which clients train with federation.algorithm = {known} only (given: "
+        f"{algorithm.name!r})",
     )
 
 
@@ -95,17 +103,6 @@ def check_preparations(experiment: "Experiment") -> None:
 def text_sets() -> tuple[str, ...]:
     """The data sets that are texts."""
     return tuple(name for name, source in DATASETS.items() if source.is_text)
-
-
-def without_attacks(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings in which nothing attacks texts, unless they name an attack: that is refused afterwards."""
-    data = tree.get("data")
-    if not isinstance(data, Mapping) or not (data.get("name") in text_sets() or data.get("text")):
-        return tree
-    adversary = tree.get("adversary", {})
-    if not isinstance(adversary, Mapping):
-        return tree
-    return {**tree, "adversary": {"attacks": [], **adversary}}
 
 
 def check_texts(experiment: "Experiment") -> None:
@@ -149,29 +146,6 @@ def correlation_of(experiment: "Experiment") -> "Correlation | None":
     return experiment.mechanism.correlation(federation.rounds, federation.separation, federation.most_rounds)
 
 
-def with_usual_sums(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sections with what noise on a sum needs of the federation, where the experiment does not say it."""
-    mechanism, federation = tree.get("mechanism"), tree.get("federation", {})
-    name = mechanism.get("name") if isinstance(mechanism, Mapping) else None
-    if not isinstance(name, str) or name not in MECHANISMS or not isinstance(federation, Mapping):
-        return tree
-    where = MECHANISMS[name].noise_at
-    if where == "clients":
-        return tree
-    usual = {"weighting": "uniform", "secure_aggregation": where == "sum"}
-    choice = {"client_sampling": "turns"} if MECHANISMS[name].proof().correlates else {}
-    return {**tree, "federation": {**usual, **choice, **federation}}
-
-
-def with_sum_attacked(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings in which the sum is attacked where uploads are masked and no threat model is named."""
-    federation, adversary = tree.get("federation"), tree.get("adversary", {})
-    masked = isinstance(federation, Mapping) and federation.get("secure_aggregation") is True
-    if not masked or not isinstance(adversary, Mapping):
-        return tree
-    return {**tree, "adversary": {"threat_model": "secure-aggregation", **adversary}}
-
-
 def check_trust(experiment: "Experiment") -> None:
     """Refuse settings under which noise on a round's sum proves nothing, or not what the ledger says."""
     federation, mechanism = experiment.federation, experiment.mechanism
@@ -207,11 +181,10 @@ def check_trust(experiment: "Experiment") -> None:
         mechanism.shared_by(federation.asked)
     correlation_of(experiment)
     if mechanism.unit == "example" and federation.algorithm != "fedsgd":
-        raise InputError(
-            key="mechanism.unit",
-            given="example",
-            allowed=f"with mechanism.name = {name!r} and federation.algorithm = 'fedsgd', of one gradient a round; "
-            f"with {federation.algorithm!r} allowed is update",
+        raise experiment.wrong(
+            "mechanism.unit",
+            f"with mechanism.name = {name!r} and federation.algorithm = 'fedsgd', of one gradient a round; with "
+            f"{federation.algorithm!r} allowed is update",
         )
 
 
@@ -227,10 +200,9 @@ def check_attacked_rounds(experiment: "Experiment") -> None:
 def check_evaluation(experiment: "Experiment") -> None:
     """Refuse the accuracy of clients who have no test examples."""
     if experiment.federation.evaluate == "clients" and experiment.data.partition != "key":
-        raise InputError(
-            key="federation.evaluate",
-            given="clients",
-            allowed=f"data.partition = {experiment.data.partition!r} gives no client test examples; allowed: 'key'",
+        raise experiment.wrong(
+            "federation.evaluate",
+            f"data.partition = {experiment.data.partition!r} gives no client test examples; allowed: 'key'",
         )
 
 
@@ -265,10 +237,9 @@ def check_victims(experiment: "Experiment") -> None:
     """Refuse an active attack that leaves the passive ones no upload."""
     asked, adversary = experiment.federation.clients_per_round or experiment.federation.clients, experiment.adversary
     if adversary.crafts and adversary.passive_attacks and adversary.victims >= asked:
-        raise InputError(
-            key="adversary.victims",
-            given=adversary.victims,
-            allowed=f"{adversary.active_attack} takes the uploads of the first {adversary.victims} clients, and of "
+        raise experiment.wrong(
+            "adversary.victims",
+            f"{adversary.active_attack} takes the uploads of the first {adversary.victims} clients, and of "
             f"{asked} that leaves {adversary.passive_attacks[0]} none",
         )
 
@@ -278,11 +249,10 @@ def check_adjacency(experiment: "Experiment") -> None:
     mechanism, sampling = experiment.mechanism, experiment.training.sampling
     in_batches = mechanism.unit == "example" and sampling in ("poisson", "balls-in-bins")
     if mechanism.adjacent == "zero-out" and not (in_batches or mechanism.noise_at != "clients"):
-        raise InputError(
-            key="mechanism.adjacency",
-            given="zero-out",
-            allowed="for examples in batches by poisson or balls-in-bins; with "
-            f"mechanism.unit = {mechanism.unit!r} and training.sampling = {sampling!r} allowed is replace-one",
+        raise experiment.wrong(
+            "mechanism.adjacency",
+            f"for examples in batches by poisson or balls-in-bins; with mechanism.unit = {mechanism.unit!r} and "
+            f"training.sampling = {sampling!r} allowed is replace-one",
         )
 
 
@@ -321,21 +291,16 @@ def check_target(experiment: "Experiment") -> None:
     """Refuse a target at which clients stop where nothing of its kind is proven, or where none ever reaches it."""
     mechanism, target = experiment.mechanism, experiment.mechanism.target
     for name, stop in experiment.federation.targets.items():
-        key, is_ceiling = f"federation.{name}", name == "target_ceiling"
+        wrong, is_ceiling = partial(experiment.wrong, f"federation.{name}"), name == "target_ceiling"
         what, proven = ("ceiling", mechanism.guess) if is_ceiling else ("epsilon", mechanism.parameter)
         if proven is None:
-            allowed = f"mechanism.name = {mechanism.name!r} proves no {what}"
-            raise InputError(key=key, given=stop, allowed=f"{allowed}; allowed: {', '.join(_proving(what))}")
+            raise wrong(f"mechanism.name = {mechanism.name!r} proves no {what}; allowed: {', '.join(_proving(what))}")
         if mechanism.guess is not None and is_ceiling and stop <= mechanism.guess:
-            raise InputError(
-                key=key, given=stop, allowed=f"above mechanism's guess, {mechanism.guess:.4g}, and below 1"
-            )
+            raise wrong(f"above mechanism's guess, {mechanism.guess:.4g}, and below 1")
         if target is not None and (target.guess is not None) == is_ceiling and target.value < stop:
-            raise InputError(
-                key=key,
-                given=stop,
-                allowed=f"above mechanism.{target.key} = {target.value:g}, for which the noise of "
-                "the whole run is calibrated: no client would reach it",
+            raise wrong(
+                f"above mechanism.{target.key} = {target.value:g}, for which the noise of the whole run is "
+                "calibrated: no client would reach it"
             )
 
 

@@ -108,9 +108,7 @@ class FederationConfig(Extensible):
         if asked > self.clients:
             raise InputError(key="clients_per_round", given=asked, allowed=f"more than clients = {self.clients}")
         if self.min_clients > asked:
-            raise InputError(
-                key="min_clients", given=self.min_clients, allowed=f"more than the {asked} clients of a round"
-            )
+            raise self.wrong("min_clients", f"more than the {asked} clients of a round")
         if self.client_sampling == "poisson" and (self.min_clients > 1 or self.secure_aggregation):
             raise InputError(
                 "client_sampling = 'poisson' draws any number of clients: min_clients above 1 and "

@@ -85,14 +85,12 @@ def attack_warnings(world: World, names: Sequence[str]) -> tuple[str, ...]:
 
 def _refuse_padding(world: World) -> None:
     """Refuse a second SSIM where examples are no pictures, or too small to be padded."""
-    dataset, report = world.dataset, world.experiment.report
+    dataset, experiment = world.dataset, world.experiment
     _, height, width = dataset.shape
-    if report.pads and (dataset.kind != "image" or min(height, width) < LEAST_PADDED):
+    if experiment.report.pads and (dataset.kind != "image" or min(height, width) < LEAST_PADDED):
         there = f"pictures of {width} x {height} pixels" if dataset.kind == "image" else f"{dataset.kind}s"
-        raise InputError(
-            key="report.ssim",
-            given=report.ssim,
-            allowed=f"only for pictures of at least {LEAST_PADDED} pixels a side; {dataset.name} has {there}",
+        raise experiment.wrong(
+            "report.ssim", f"only for pictures of at least {LEAST_PADDED} pixels a side; {dataset.name} has {there}"
         )
 
 
