@@ -215,12 +215,17 @@ def _exact_game(policy: AnswerPolicy, service: Service, neighbours: _Neighbours)
     one, other = neighbours.scores[0][question], neighbours.scores[which][question]
     scores = []
     for logits in (one, other):
-        rows = np.repeat(logits[None], _TRIALS, axis=0)
-        shown = policy.answer(rows, Draws(service.scale, _streams(_TRIALS), neighbours.facts)).log_probabilities
-        if shown is None:
-            raise InputError(f"{service.method} names labels only")
+        shown = _shown(policy, service, np.repeat(logits[None], _TRIALS, axis=0), neighbours.facts)
         scores.append(_agreeing(shown, other) - _agreeing(shown, one))
     return trials_epsilon(np.concatenate(scores), np.repeat([False, True], _TRIALS), 0.0, _CONFIDENCE)
+
+
+def _shown(policy: AnswerPolicy, service: Service, scores: Scores, facts: Facts) -> Scores:
+    """The logarithms of what is answered."""
+    shown = policy.answer(scores, Draws(service.scale, _streams(len(scores)), facts)).log_probabilities
+    if shown is None:
+        raise InputError(f"{service.method} names labels only")
+    return shown
 
 
 def _agreeing(shown: Scores, logits: Scores) -> Scores:
@@ -235,12 +240,7 @@ def _agreeing(shown: Scores, logits: Scores) -> Scores:
 def _recovered(policy: AnswerPolicy, service: Service, neighbours: _Neighbours) -> float:
     """The share of questions whose exact scores two answers give away."""
     logits = neighbours.scores[0][:_RECOVERED]
-    answers = []
-    for _ in range(2):
-        shown = policy.answer(logits, Draws(service.scale, _streams(len(logits)), neighbours.facts)).log_probabilities
-        if shown is None:
-            raise InputError(f"{service.method} names labels only")
-        answers.append(shown)
+    answers = [_shown(policy, service, logits, neighbours.facts) for _ in range(2)]
     errors = np.stack([exact_logits(one, two) for one, two in zip(*answers, strict=True)]) - logits
     with np.errstate(invalid="ignore"):
         errors = np.abs(errors - np.median(errors, axis=1, keepdims=True)).max(axis=1)

@@ -380,9 +380,6 @@ def with_earlier(guarantee: Guarantee, policy: AnswerPolicy, world: World, facts
 def claim_of(endpoint: Endpoint, world: World, ledger: Ledger) -> Guarantee | None:
     """Return what is proven about an endpoint's answers as such; ``None``: nothing."""
     policy, service = endpoint.policy, ServiceConfig.of(world.experiment)
-    delta = getattr(policy, "delta", None)
     answers = 1 if service is None else service.answers
-    claim = policy.guarantee(
-        endpoint.facts, answers, world.experiment.mechanism.delta if delta is None else delta, ledger
-    )
+    claim = policy.guarantee(endpoint.facts, answers, _delta(world, policy), ledger)
     return None if claim.epsilon is None else with_earlier(claim, policy, world, endpoint.facts)

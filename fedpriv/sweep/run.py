@@ -2,10 +2,9 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -119,25 +118,22 @@ def _outcomes(
 
 def _events(sweep: Sweep, tasks: Sequence[TrialTask]) -> Iterator[TaskStarted | TaskEnded | None]:
     if sweep.resources.engine == "inline":
-        return _inline(run_trial, tasks)
+        return _inline(tasks)
     config = sweep.resources
     return run_tasks(run_trial, tasks, TaskResources(config.cpus, config.gpus, config.address), _POLL_SECONDS)
 
 
-def _inline(function: Callable[[Any], Any], arguments: Sequence[Any]) -> Iterator[TaskStarted | TaskEnded | None]:
+def _inline(tasks: Sequence[TrialTask]) -> Iterator[TaskStarted | TaskEnded | None]:
     """As run_tasks, in this process."""
-    for index, argument in enumerate(arguments):
+    for index, task in enumerate(tasks):
         yield TaskStarted(index)
-        yield _called(function, argument, index)
-
-
-def _called(function: Callable[[Any], Any], argument: Any, index: int) -> TaskEnded:
-    try:
-        return TaskEnded(index, function(argument))
-    except RunInterruptedError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever stops one trial is put on its record, and the rest goes on
-        return TaskEnded(index, error=reason_of(error))
+        try:
+            ended = TaskEnded(index, run_trial(task))
+        except RunInterruptedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever stops one trial is put on its record, and the rest goes on
+            ended = TaskEnded(index, error=reason_of(error))
+        yield ended
 
 
 # ---- before anything starts ------------------------------------------------------------------------------------------

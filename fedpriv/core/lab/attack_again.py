@@ -242,7 +242,6 @@ def write_attacked(
 ) -> Summary:
     """Bring the attacks' part of a summary up to date, and write it; the rest stays as the run left it."""
     _append_command(folder, command)
-    ledger = folder.ledger()
     ending = Ending(
         experiment,
         earlier.status,
@@ -253,8 +252,7 @@ def write_attacked(
         earlier.stops,
         all_found(folder),
         is_next=earlier.data.task == "next",
-        people=() if ledger is None else ledger.people,
-        ceiling=None if ledger is None else ledger.ceiling,
+        ledger=folder.ledger(),
         rounds=folder.rounds(),
         partition=folder.partition(),
     )

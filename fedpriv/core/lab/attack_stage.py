@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.baselines import Guess
 from fedpriv.attacks.campaign import AttackOutcome, Campaign, attack_each, trouble
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
@@ -30,7 +29,7 @@ from fedpriv.attacks.reconstruction import (
 )
 from fedpriv.attacks.referee import Scores, Truth, bare, guessed_by_chance, missed, public_guesses, score, score_guesses
 from fedpriv.attacks.simulation import Mismatch, simulated_images
-from fedpriv.attacks.threat import ThreatModel, threat_model
+from fedpriv.attacks.threat import threat_model
 from fedpriv.core.asked_log import rounds_by_client
 from fedpriv.core.columns import ColumnSpec, cell_texts, worded
 from fedpriv.core.config import EngineConfig
@@ -183,7 +182,9 @@ class _Stage:
         self.check = simulation_check(world)
         # The test images are public in this laboratory; no client has any of them.
         self.images = unit_scale(world.dataset.x_test)
-        self.guesses = _guesses(world, self.images, self.threat)
+        told = world.dataset.y_test if Access.LABELS in self.threat.grants else None
+        # Made of public examples, without any upload.
+        self.guesses = public_guesses(self.images, told, world.dataset.classes, world.dataset.columns)
         self.allowed: list[PlannedAttack] = []
         self.stacks: list[_KnownUpload] = []
         self.attacked: dict[UploadTarget, _KnownUpload] = {}
@@ -434,12 +435,6 @@ def _misses(attack: PlannedAttack, attempts: Sequence[_Attempt], *, picked: bool
             made = () if attempt.scores is None else attempt.scores.scores
             lines += missed(attempt.upload.truth, attack.label, attempt.upload.kind, made, picked=picked)
     return lines
-
-
-def _guesses(world: World, images: Tensor, threat: ThreatModel) -> tuple[Guess, ...]:
-    """Guesses made of public examples, without any upload."""
-    told = world.dataset.y_test if Access.LABELS in threat.grants else None
-    return public_guesses(images, told, world.dataset.classes, world.dataset.columns)
 
 
 def _suits(attack: PlannedAttack, target: UploadTarget) -> bool:

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
@@ -50,7 +51,7 @@ def by_attack(scores: Iterable[Score]) -> dict[tuple[str, str], list[Score]]:
 def _condense(
     group: Sequence[Score], images: int, success_ssim: float, lpips_reason: str | None, seed: int
 ) -> AttackResult:
-    perceptual = [score.lpips for score in group if score.lpips is not None]
+    medians: dict[str, Any] = {name: _median(getattr(score, name) for score in group) for name in _MEDIANS}
     labels = [score.label_correct for score in group if score.label_correct is not None]
     return AttackResult(
         attack=group[0].attack,
@@ -58,12 +59,8 @@ def _condense(
         victims=len(group),
         recovered=sum(score.recovered for score in group),
         success_ssim=success_ssim,
-        mse=_median(score.mse for score in group),
-        mse_normalised=_median(score.mse_normalised for score in group),
-        psnr=_median(score.psnr for score in group),
-        ssim=_median(score.ssim for score in group),
-        lpips=_median(perceptual),
-        lpips_reason=None if perceptual else lpips_reason,
+        **medians,
+        lpips_reason=lpips_reason if medians["lpips"] is None else None,
         label_accuracy=sum(labels) / len(labels) if labels else None,
         missing=images - len(group),
         identified=_identified(group),
@@ -73,7 +70,6 @@ def _condense(
         picked=group[0].picked,
         rows=_row_result(group),
         sentences=sentence_result(score.words for score in group),
-        ssim_padded=_median(score.ssim_padded for score in group),
     )
 
 
@@ -139,29 +135,29 @@ class _RatedImage:
 
 def leakage_rates(world: World, scores: Iterable[Score]) -> tuple[LeakageRate, ...]:
     """Return for each attack how often it picked the original out of others, and how often it named the label."""
-    limit = _limits(world)
+    trial = _trials(world)
     rates = []
     for group in _groups(scores):
         told = [score for score in group if score.chance is not None]
         if any(score.rank is not None for score in told):
-            trials = [_trial(score, score.rank == 1, score.chance or 1.0, limit) for score in told]
+            trials = [trial(score, score.rank == 1, score.chance or 1.0) for score in told]
             rates.append(_rate("told", trials))
         named = any(score.label_correct is not None for score in group)
         if named and not group[0].picked and not world.experiment.adversary.knows_labels:
-            trials = [_trial(score, bool(score.label_correct), share, limit) for score, share in _shares(world, group)]
+            trials = [trial(score, bool(score.label_correct), share) for score, share in _shares(world, group)]
             rates.append(_rate("label", trials))
     return tuple(rates)
 
 
 def recovery_rates(world: World, scores: Iterable[Score], chance: float) -> tuple[LeakageRate, ...]:
     """Return for each attack how often it recovered an image, with an estimated baseline."""
-    limit = _limits(world)
+    trial = _trials(world)
     groups = [group for group in _groups(scores) if not group[0].picked]
     rates = []
     kind = world.dataset.kind
     reason = worded(_ESTIMATED, kind)
     for group in groups:
-        trials = [_trial(score, score.recovered, min(1.0, chance * score.offered), limit) for score in group]
+        trials = [trial(score, score.recovered, min(1.0, chance * score.offered)) for score in group]
         rate = _rate("recovered" if kind == "image" else kind, trials)
         rates.append(replace(rate, estimated=True, exceeded=False, theorem=f"{reason}: {rate.theorem}"))
     return tuple(rates)
@@ -196,34 +192,26 @@ def _shares(world: World, group: Sequence[Score]) -> list[tuple[Score, float]]:
     return [(score, sum(counts[score.client][: score.offered]) / sum(counts[score.client])) for score in group]
 
 
-Limit = Callable[[Score, float], Ceiling | None]
+def _trials(world: World) -> Callable[[Score, bool, float], _RatedImage]:
+    """Return what makes of an image, whether the attack was right and the baseline a trial with its ceiling."""
 
+    @cache
+    def proven(release: Release, chance: float) -> Ceiling:
+        (ceiling,) = ceilings(release, [chance])
+        return ceiling
 
-def _limits(world: World) -> Limit:
-    """What no attack exceeds on an image, given a baseline; ``None`` where nothing can be proven."""
-    proven = cache(_ceiling)
-
-    def limit(score: Score, chance: float) -> Ceiling | None:
+    def trial(score: Score, hit: bool, chance: float) -> _RatedImage:
         if score.upload != "protected" or score.releases is None or not 0 < chance < 1:
-            return None
+            return _RatedImage(score, hit, chance, None)
         plan = world.plans[score.client]
         # The adjacency is no part of a ceiling, and zero-out is defined for Poisson batches alone.
         release = replace(
             plan.accounted(()), sampling="full", rate=1.0, participations=score.releases, adjacency="replace-one"
         )
         # Bounds that were estimated of the rows were released beforehand.
-        return proven(release, surer(chance, world.experiment.data.bounds_epsilon))
+        return _RatedImage(score, hit, chance, proven(release, surer(chance, world.experiment.data.bounds_epsilon)))
 
-    return limit
-
-
-def _ceiling(release: Release, chance: float) -> Ceiling:
-    (ceiling,) = ceilings(release, [chance])
-    return ceiling
-
-
-def _trial(score: Score, hit: bool, chance: float, limit: Limit) -> _RatedImage:
-    return _RatedImage(score, hit, chance, limit(score, chance))
+    return trial
 
 
 def _rate(event: str, trials: Sequence[_RatedImage]) -> LeakageRate:

@@ -115,26 +115,18 @@ def resume_run(path: Path, progress: Progress) -> Summary:
     """
     folder = RunFolder.open(path)
     with locked(path):
-        return _resume(folder, progress)
-
-
-def _resume(folder: RunFolder, progress: Progress) -> Summary:
-    experiment = folder.experiment()
-    world = _built(experiment, folder.secret(experiment), progress)
-    check_unchanged(world, folder)
-    check_complete(folder, experiment.federation.rounds)
-    if (checkpoint := folder.load_checkpoint()) is not None:
-        # Once the run goes on, what it does not fit ends it, and the folder says so.
-        ServerOptimizer(experiment, world.initial).load(checkpoint.tensors, checkpoint.round)
-    progress.stage(_resuming(folder))
-    return _Run(world, folder, warnings_for(world), progress, _simulation(experiment)).finish()
-
-
-def _resuming(folder: RunFolder) -> str:
-    summary = folder.summary()
-    if summary is not None and summary.status == COMPLETED:
-        return f"{folder.path} is complete: running its attacks and writing its report again"
-    return f"resuming {folder.path}"
+        experiment, summary = folder.experiment(), folder.summary()
+        world = _built(experiment, folder.secret(experiment), progress)
+        check_unchanged(world, folder)
+        check_complete(folder, experiment.federation.rounds)
+        if (checkpoint := folder.load_checkpoint()) is not None:
+            # Once the run goes on, what it does not fit ends it, and the folder says so.
+            ServerOptimizer(experiment, world.initial).load(checkpoint.tensors, checkpoint.round)
+        ended = summary is not None and summary.status == COMPLETED
+        progress.stage(
+            f"{path} is complete: running its attacks and writing its report again" if ended else f"resuming {path}"
+        )
+        return _Run(world, folder, warnings_for(world), progress, _simulation(experiment)).finish()
 
 
 def _simulation(experiment: Experiment) -> Engine:
@@ -237,8 +229,7 @@ class _Run:
             all_found(folder),
             algorithm_of(experiment).about_accuracy(world, tested),
             is_next=world.dataset.is_next,
-            people=ledger.people,
-            ceiling=ledger.ceiling,
+            ledger=ledger,
             rounds=records,
             partition=folder.partition(),
         )

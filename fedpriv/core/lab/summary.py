@@ -26,6 +26,7 @@ from fedpriv.core.records import (
     Ceiling,
     Guarantee,
     LeakageRate,
+    Ledger,
     Partition,
     Person,
     RoundRecord,
@@ -74,8 +75,7 @@ class Ending:
     found: Sequence[Found] = ()
     about_accuracy: Sequence[str] = ()  # sentences of the algorithm's own
     is_next: bool = False  # whether the next token is predicted
-    people: Sequence[Person] = ()  # what is proven about persons over all clients, the worst first
-    ceiling: Ceiling | None = None  # for the guess of a target ceiling, of the worst client
+    ledger: Ledger | None = None  # what is proven about the guess of a target ceiling, and about persons
     rounds: Sequence[RoundRecord] = ()  # all rounds, for who was left out of them
     partition: Partition | None = None
 
@@ -109,8 +109,9 @@ def verdict(ending: Ending) -> tuple[str, ...]:
         sentences += [_utility(ending, last), *ending.about_accuracy]
     if ending.worst is not None:
         sentences += _proof(experiment, ending.worst)
-        sentences += _of_ceiling(experiment, ending.ceiling)
-        sentences += _of_people(ending.people)
+    if ending.ledger is not None:
+        sentences += _of_ceiling(experiment, ending.ledger.ceiling)
+        sentences += _of_people(ending.ledger.people)
     sentences += _of_findings(ending.found, leads=False)
     if not experiment.adversary.attacks and not algorithm_of(experiment).protects:
         sentences.append(_NO_ATTACK)
@@ -445,9 +446,5 @@ def _of_people(people: Sequence[Person]) -> list[str]:
 
 def versions() -> dict[str, str]:
     """The versions of what computed the figures."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES if _has(name)}}
-
-
-def _has(name: str) -> bool:
-    """Whether a package is installed; Ray need not be."""
-    return find_spec(name.replace("-", "_")) is not None
+    there = [name for name in _PACKAGES if find_spec(name.replace("-", "_")) is not None]  # Ray need not be
+    return {"python": platform.python_version(), **{name: version(name) for name in there}}

@@ -65,7 +65,6 @@ class Tuning:
     keys: tuple[str, ...]  # the tuned settings
     trials: tuple[TuningTrial, ...]  # one for each combination of their values
     guess_mse: float  # the median MSE of the best guess without any upload, on the same images
-    remarks: tuple[str, ...]  # caveats; may be empty
 
     @property
     def best(self) -> TuningTrial:
@@ -86,9 +85,26 @@ class Tuning:
             f"adversary.{self.attack}.{key}={value}" for key, value in zip(self.keys, self.best.values, strict=True)
         )
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader must know with the figures."""
+        lines = [f"The best guess without any upload has a median MSE of {self.guess_mse:.5f} on the same images."]
+        if not self.beats_guess:
+            return (
+                f"{lines[0]} No setting does better: with this mechanism and number of iterations the attack recovers "
+                "nothing, whatever its weights.",
+            )
+        tried = zip(*(trial.values for trial in self.trials), strict=True)
+        for key, value, values in zip(self.keys, self.best.values, tried, strict=True):
+            if value == max(values) and len(set(values)) > 1:
+                lines.append(f"{key} = {value:g} is the largest value tried; a larger one may do better (--grid).")
+            if value == min(values) > 0 and len(set(values)) > 1:
+                lines.append(f"{key} = {value:g} is the smallest value tried; a smaller one may do better (--grid).")
+        return tuple(lines)
+
     def to_json(self) -> dict[str, Any]:
         """Return the object as JSON types."""
-        return {**asdict(self), "best": asdict(self.best), "overrides": list(self.overrides)}
+        return {**asdict(self), "remarks": self.remarks, "best": asdict(self.best), "overrides": list(self.overrides)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +158,7 @@ def tune_attack(
         progress.stage(f"tuning {name} on {len(rehearsed)} uploads of public images: {len(configs)} settings")
         trials = tuple(_trial(world, attack, config, list(values), rehearsed, public, progress) for config in configs)
         guess = _guess_mse(rehearsed, public, world)
-    tuning = Tuning(name, tuple(values), trials, guess, ())
-    return replace(tuning, remarks=_remarks(tuning))
+    return Tuning(name, tuple(values), trials, guess)
 
 
 def _parsed(attack: type[AttackSettings], grid: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -284,20 +299,3 @@ def _guess_mse(rehearsed: Sequence[_Victim], public: Sequence[Guess], world: Wor
         for line in score_guesses(public, victim.truth, world.dataset.std, perceptual=False).scores:
             errors.setdefault(line.attack, []).append(line.error)
     return min(statistics.median(values) for values in errors.values())
-
-
-def _remarks(tuning: Tuning) -> tuple[str, ...]:
-    best = tuning.best
-    lines = [f"The best guess without any upload has a median MSE of {tuning.guess_mse:.5f} on the same images."]
-    if not tuning.beats_guess:
-        return (
-            f"{lines[0]} No setting does better: with this mechanism and number of iterations the attack recovers "
-            "nothing, whatever its weights.",
-        )
-    tried = zip(*(trial.values for trial in tuning.trials), strict=True)
-    for key, value, values in zip(tuning.keys, best.values, tried, strict=True):
-        if value == max(values) and len(set(values)) > 1:
-            lines.append(f"{key} = {value:g} is the largest value tried; a larger one may do better (--grid).")
-        if value == min(values) > 0 and len(set(values)) > 1:
-            lines.append(f"{key} = {value:g} is the smallest value tried; a smaller one may do better (--grid).")
-    return tuple(lines)

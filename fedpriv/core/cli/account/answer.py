@@ -112,7 +112,13 @@ def _answered(options: AccountOptions) -> Answer:
     elif option in ("--target-advantage", "--target-tpr"):
         value = calibrate_membership(value, release, rates[0] if option == "--target-tpr" else None)
     elif option == "--epsilon":
-        value = _nominal_noise(options, value)
+        value = nominal_noise(
+            value,
+            options.delta,
+            mechanism=options.mechanism,
+            calibration=options.calibration,
+            sensitivity=_sensitivity(options),
+        )
     release = replace(release, noise=value)
     proven = _with_nominal(guarantee(release), options)
     tests = membership_bound(release, rates) if rates or option == "--target-advantage" else None
@@ -211,16 +217,6 @@ def _sampling(options: AccountOptions) -> tuple[SamplingName, float]:
     if sampling in amplifying and rate is None:
         raise InputError(f"--sampling {sampling} needs --sampling-rate, above 0 and at most 1")
     return sampling, 1.0 if rate is None else rate
-
-
-def _nominal_noise(options: AccountOptions, epsilon: float) -> float:
-    return nominal_noise(
-        epsilon,
-        options.delta,
-        mechanism=options.mechanism,
-        calibration=options.calibration,
-        sensitivity=_sensitivity(options),
-    )
 
 
 def _parameter(options: AccountOptions) -> NoiseParameter:

@@ -30,16 +30,11 @@ _ASSUMPTIONS = (
 
 def account_json(answer: Answer) -> dict[str, Any]:
     """Return plain values, None where no figure is proven."""
+    targets = ("target_epsilon", "target_ceiling", "target_advantage", "target_tpr")
     return {
         "mechanism": answer.options.mechanism,
         answer.parameter.name: answer.release.noise,
-        "target_epsilon": answer.options.target_epsilon,
-        "target_ceiling": answer.options.target_ceiling,
-        "target_advantage": answer.options.target_advantage,
-        "target_tpr": answer.options.target_tpr,
-        "unit": answer.options.unit,
-        "dimension": answer.options.dimension,
-        "blocks": answer.options.blocks,
+        **{key: getattr(answer.options, key) for key in (*targets, "unit", "dimension", "blocks")},
         **asdict(answer.guarantee),
         "ceilings": [asdict(ceiling) for ceiling in answer.ceilings],
         "membership_bound": None if answer.membership_bound is None else asdict(answer.membership_bound),
@@ -118,7 +113,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
             "label": contender.label,
             "blocks": len(contender.dimensions),
             "sampling": contender.sampling,
-            _parameter(contender.mechanism): point.noise,
+            MECHANISMS[contender.mechanism].proof().parameter.name: point.noise,
             "epsilon": point.epsilon,
             "noise_to_signal": point.ratio,
             "refusal": point.refusal or None,
@@ -158,10 +153,6 @@ def print_comparison(comparison: Comparison) -> None:
         f"{each.label}: {point.refusal}" for each, points in comparison.curves for point in points if point.refusal
     ]
     _print_list("What it assumes", [*_assumptions(comparison), *refusals])
-
-
-def _parameter(mechanism: str) -> str:
-    return str(MECHANISMS[mechanism].proof().parameter.name)
 
 
 def _assumptions(comparison: Comparison) -> list[str]:
