@@ -13,10 +13,8 @@ from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Columns, Finding, RunView, Section
 from fedpriv.core.numbers import count, figure, percent
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import Guarantee
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
-from fedpriv.service.ledger import OWNER
 from fedpriv.service.records import AnswersAudit, Referee, Service, answered
 from fedpriv.service.settings import ServiceConfig
 
@@ -36,43 +34,7 @@ class ServiceView:
 
 Fact = tuple[str, str]
 
-_CUT_OFF = "lines that were cut off"
 _REPLACED = 6  # training examples of a trial, one at a time, where a claim that nothing proves is audited
-
-
-def _facts(endpoint: ServiceView) -> list[Fact]:
-    """Return what there is to say, as terms with their text."""
-    service, guarantee = endpoint.service, endpoint.service.guarantee
-    facts = [
-        ("Answers used", _used(endpoint)),
-        ("Proven for all planned answers", _proven(guarantee)),
-    ]
-    if guarantee.nominal_epsilon is not None and guarantee.epsilon is None:
-        facts.append(("Claimed for one answer, not proven", f"ε = {figure(guarantee.nominal_epsilon)} (nominal)"))
-    if endpoint.referee is not None:
-        referee = endpoint.referee
-        facts.append(("Right on test images, exact scores", referee.accuracy.in_percent))
-        facts.append(("Right on test images, as answered", referee.answered.in_percent))
-    if service.head is not None:
-        head = service.head
-        facts.append(
-            (
-                "Sensitivity of the weights (proven)",
-                f"{figure(head.sensitivity)}, of n = {count(head.examples)} examples, "
-                f"λ = {figure(head.regularisation)}, R = {figure(head.norm)}, τ = {figure(head.tolerance)}",
-            )
-        )
-    if service.learnt is not None:
-        facts.append(
-            (
-                "Features",
-                f"the network of {service.learnt.run} before its last layer; proven: "
-                f"{_proven(service.learnt.guarantee)}",
-            )
-        )
-    if service.scale:
-        facts.append(("Scale of the noise", figure(service.scale)))
-    return [*facts, *(audited(endpoint.audit) if endpoint.audit else [])]
 
 
 def answers_plot(endpoint: ServiceView) -> "Plot | None":
@@ -92,21 +54,6 @@ def answers_plot(endpoint: ServiceView) -> "Plot | None":
     )
     curves = [(curve.policy, curve.points) for curve in referee.curves]
     return questions_plot(curves, (exact, f"exact scores {percent(exact)}"), "right on test images", said)
-
-
-def _used(endpoint: ServiceView) -> str:
-    """What the query ledger says; users are keys that the folder's owner gave out."""
-    used = f"{count(sum(endpoint.used.values()))} of {count(endpoint.service.answers)}"
-    if set(endpoint.used) <= {OWNER}:
-        return used
-    return f"{used}: " + ", ".join(f"{name or _CUT_OFF} {count(each)}" for name, each in sorted(endpoint.used.items()))
-
-
-def _proven(guarantee: Guarantee) -> str:
-    if guarantee.epsilon is None:
-        return "nothing"
-    pure = "" if guarantee.pure_epsilon is None else f"; pure ε = {figure(guarantee.pure_epsilon)}"
-    return f"ε = {figure(guarantee.epsilon)} at δ = {figure(guarantee.delta)}{pure}"
 
 
 def audited(audit: AnswersAudit) -> list[Fact]:
@@ -200,13 +147,8 @@ class ServedFinding(Finding[ServiceView]):
 
     @override
     def section(self, found: ServiceView, view: RunView) -> Section:
-        values = {
-            "service": found.service,
-            "facts_of": _facts(found),
-            "audit": found.audit,
-            "right": answers_plot(found),
-        }
-        return Section("answers", "Answers", values)
+        measured = audited(found.audit) if found.audit else []
+        return Section("answers", "Answers", {**vars(found), "measured": measured, "right": answers_plot(found)})
 
     @override
     def trial(self, found: ServiceView) -> Mapping[str, Any]:

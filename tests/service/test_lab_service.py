@@ -19,6 +19,8 @@ import fedpriv.service.opening as lab_service
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
+from fedpriv.core.report import load_view
+from fedpriv.core.report.filters import fragment
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.models.machinery.convex import Objective, minimised
@@ -28,8 +30,8 @@ from fedpriv.service.features import pooled_features
 from fedpriv.service.opening import add_user, in_process, open_service
 from fedpriv.service.policies import HeadKeys
 from fedpriv.service.proof import head_sensitivity
-from fedpriv.service.records import Referee, Service, answered, made_service, users
-from fedpriv.service.report import ServiceView, _facts
+from fedpriv.service.records import Service, answered, made_service, users
+from fedpriv.service.report import ServedFinding
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import refuse_unsolvable_head
 from tests.cases import in_one_test
@@ -137,9 +139,10 @@ def test_the_budget_outlives_the_process(run: RunFolder, tmp_path: Path) -> None
     assert answered(folder.path) == {"owner": 100}  # whoever opens the ledger next mends it
     assert open_service(folder, None, Silent()).asked == 101
     assert answered(folder.path) == {"owner": 100, "": 1}
-    assert ("Answers used", "101 of 100: lines that were cut off 1, owner 100") in _facts(
-        ServiceView(made_service(folder.path), folder.read(Referee), answered(folder.path), None)
-    )
+    found = ServedFinding().read(folder)
+    assert found is not None
+    page = fragment(ServedFinding, ServedFinding().section(found, load_view(folder.path)).values)
+    assert "<dt>Answers used</dt><dd>101 of 100: lines that were cut off 1, owner 100</dd>" in page
 
 
 def test_policies_that_a_run_cannot_have_are_refused(run: RunFolder, tmp_path: Path) -> None:
