@@ -129,9 +129,12 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
+def _row(case: str, way: str, value: float | None, unit: str = "s", times: str = "", note: str = "") -> Row:
+    return {"case": case, "way": way, "value": value, "unit": unit, "times": times, "note": note}
+
+
 def _shown(row: Row) -> Row:
-    value = "" if row["value"] is None else f"{row['value']:.4g} {row['unit']}"
-    return {"times": "", "note": "", **row, "value": value}
+    return {**row, "value": "" if row["value"] is None else f"{row['value']:.4g} {row['unit']}"}
 
 
 def clock(call: Callable[[], object], device: torch.device) -> float:
@@ -152,7 +155,7 @@ def steps(setup: Setup) -> Iterator[Row]:
     """Yield the milliseconds of steps, as multiples of SGD's."""
     for name, settings in (TINY if setup.is_tiny else NETWORKS).items():
         if not setup.has_time():
-            yield {"case": name, "way": "all", "value": None, "unit": "ms", "note": "left out: no time left"}
+            yield _row(name, "all", None, "ms", note="left out: no time left")
             continue
         ways = _ways(name, settings, setup)
         for step in ways.values():
@@ -162,7 +165,7 @@ def steps(setup: Setup) -> Iterator[Row]:
         times = medians(in_turns(timed, setup.repeats))
         for way, seconds in times.items():
             ratio = f"{seconds / times['sgd']:.2f} x SGD"
-            yield {"case": f"{name}, batch {BATCH}", "way": way, "value": 1e3 * seconds, "unit": "ms", "times": ratio}
+            yield _row(f"{name}, batch {BATCH}", way, 1e3 * seconds, "ms", ratio)
 
 
 def _ways(name: str, settings: dict[str, Any], setup: Setup) -> dict[str, Step]:
@@ -200,7 +203,7 @@ def attacks(setup: Setup) -> Iterator[Row]:
     threads = torch.get_num_threads()
     for name in ATTACKS:
         if not setup.has_time():
-            yield {"case": name, "way": "all", "value": None, "unit": "ms", "note": "left out: no time left"}
+            yield _row(name, "all", None, "ms", note="left out: no time left")
             continue
         ms, quality = _attacked(name, heard, images, model, setup.device, setup.is_tiny)
         alone_ms, _ = _attacked(name, heard[:1], images[:1], model, setup.device, setup.is_tiny)
@@ -208,24 +211,16 @@ def attacks(setup: Setup) -> Iterator[Row]:
         few = 2 if setup.is_tiny else 8
         cpu_ms, cpu_quality = _attacked(name, heard[:few], images[:few], model, torch.device("cpu"), True)
         torch.set_num_threads(threads)
-        case = f"{name}, {setup.victims} victims"
-        yield {
-            "case": case,
-            "way": f"{setup.device.type}, batched",
-            "value": ms,
-            "unit": "ms",
-            "note": f"PSNR {quality:.1f} dB",
-        }
-        yield {"case": case, "way": f"{setup.device.type}, one after the other", "value": alone_ms, "unit": "ms",
-               "times": f"{alone_ms / ms:.1f} x batched"}  # fmt: skip
+        row = partial(_row, f"{name}, {setup.victims} victims", unit="ms")
+        yield row(f"{setup.device.type}, batched", ms, note=f"PSNR {quality:.1f} dB")
+        yield row(f"{setup.device.type}, one after the other", alone_ms, times=f"{alone_ms / ms:.1f} x batched")
         note = f"{few} victims, PSNR {cpu_quality:.1f} dB"
-        yield {"case": case, "way": "one core, batched", "value": cpu_ms, "unit": "ms", "note": note,
-               "times": f"{cpu_ms / ms:.1f} x that"}  # fmt: skip
+        yield row("one core, batched", cpu_ms, note=note, times=f"{cpu_ms / ms:.1f} x that")
     if not setup.is_tiny and setup.has_time():
         with _compiled():
             ms, quality = _attacked("iga", heard, images, model, setup.device, False)
-        yield {"case": f"iga, {setup.victims} victims", "way": f"{setup.device.type}, compiled if that is faster",
-               "value": ms, "unit": "ms", "note": f"PSNR {quality:.1f} dB"}  # fmt: skip
+        way = f"{setup.device.type}, compiled if that is faster"
+        yield _row(f"iga, {setup.victims} victims", way, ms, "ms", note=f"PSNR {quality:.1f} dB")
     if setup.breaching:
         yield from _breaching(setup)
 
@@ -288,8 +283,7 @@ def _breaching(setup: Setup) -> Iterator[Row]:
         for row in json.loads(kept.read_text())["rows"]:
             note = f"PSNR {row['psnr']:.1f} dB, breaching's {row['their_psnr']:.1f} dB; processor time"
             ratio = f"{row['their_ms'] / row['ms']:.1f} x ours"
-            yield {"case": row["ours"], "way": "breaching", "value": row["their_ms"], "unit": "ms", "times": ratio,
-                   "note": note}  # fmt: skip
+            yield _row(row["ours"], "breaching", row["their_ms"], "ms", ratio, note)
 
 
 def stacked(setup: Setup) -> Iterator[Row]:
@@ -300,7 +294,7 @@ def stacked(setup: Setup) -> Iterator[Row]:
 def ray(setup: Setup) -> Iterator[Row]:
     """Yield the seconds of a federation on Ray, four clients on the GPU at a time and one at a time."""
     if find_spec("ray") is None:
-        yield {"case": "federation", "way": "ray", "value": None, "unit": "s", "note": "Ray is not installed"}
+        yield _row("federation", "ray", None, note="Ray is not installed")
         return
     on_gpu = setup.device.type == "cuda"
     share = "gpus_per_client" if on_gpu else "cpus_per_client"
@@ -320,7 +314,7 @@ def _runs(ways: dict[str, list[str]], setup: Setup, first: str) -> Iterator[Row]
     with tempfile.TemporaryDirectory() as folder:
         for way, flags in ways.items():
             if times and not setup.has_time():
-                yield {"case": "federation", "way": way, "value": None, "unit": "s", "note": "no time left"}
+                yield _row("federation", way, None, note="no time left")
                 continue
             command = ["run", "configs/quickstart.toml", *_set([*shared, *flags]), "--out", f"{folder}/{way}", "--json"]
             with _utilisation(setup.device) as busy:
@@ -331,7 +325,7 @@ def _runs(ways: dict[str, list[str]], setup: Setup, first: str) -> Iterator[Row]
             note += f", GPU busy {sum(busy) / len(busy):.0f} %" if busy else ""
             ratio = f"{times[first] / times[way]:.2f} x as fast"
             case = f"{clients} clients, {rounds} rounds"
-            yield {"case": case, "way": way, "value": times[way], "unit": "s", "times": ratio, "note": note}
+            yield _row(case, way, times[way], times=ratio, note=note)
 
 
 def commands(setup: Setup) -> Iterator[Row]:
@@ -347,7 +341,7 @@ def commands(setup: Setup) -> Iterator[Row]:
             for verb, given in verbs.items():
                 began = time.monotonic()
                 _fedpriv([verb, f"{folder}/{device}", *given, "--json"], setup)
-                yield {"case": verb, "way": device, "value": time.monotonic() - began, "unit": "s"}
+                yield _row(verb, device, time.monotonic() - began)
 
 
 def _set(flags: Sequence[str]) -> list[str]:

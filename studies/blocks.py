@@ -109,9 +109,9 @@ def _cells(study: Study, key: Key) -> list[str]:
         names_of(blocks),
         f"{level:g}" if level else "",
         "" if trained.first.draws is None else f"{trained.first.draws:,}",
-        with_interval(trained.accuracy, 100, 1),
+        with_interval(trained.accuracy),
         "" if trained.epsilon is None else f"{trained.epsilon:.4g}",
-        *(with_interval(_of(settings, key, "AUC"), 100, 1) for settings in study.membership.values()),
+        *(with_interval(_of(settings, key, "AUC")) for settings in study.membership.values()),
         in_percent(_accuracy_of(study.membership[MIA_R], key)),
         *(_error(settings, key, attack) for attack, settings in study.uploads.items()),
         "" if attacked is None else f"{guess(attacked):.3f}",
@@ -131,15 +131,12 @@ def small_tables(study: Study) -> list[Table]:
 def _small(study: Study, figures: Mapping[str, Callable[[Key], str]], more: Iterable[Sequence[str]] = ()) -> Table:
     """A row for each level and figure, by what its name ends with."""
     rows = [
-        [f"ε_V = {level:g}{name}", *(figure((blocks, level)) for blocks in BLOCKS)]
+        [f"ε_V = {level:g}{name}", *cells]
         for level in levels(study)
         for name, figure in figures.items()
+        if any(cells := [figure((blocks, level)) for blocks in BLOCKS])
     ]
-    return Table.of(["numbers in a block", *map(names_of, BLOCKS)], [*filter(_is_measured, rows), *more])
-
-
-def _is_measured(row: Sequence[str]) -> bool:
-    return any(row[1:])
+    return Table.of(["numbers in a block", *map(names_of, BLOCKS)], [*rows, *more])
 
 
 def _area(settings: Mapping[Key, Setting], key: Key) -> str:

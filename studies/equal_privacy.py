@@ -63,7 +63,7 @@ def _row(setting: Setting) -> tuple[str, ...]:
         "" if setting.first.noise is None else f"{setting.first.noise:.4g}",
         "" if setting.epsilon is None else f"{setting.epsilon:.4g}",
         f"{_rate(setting):g}",
-        with_interval(setting.accuracy, 100, 1),
+        with_interval(setting.accuracy),
     )
 
 

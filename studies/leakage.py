@@ -65,18 +65,6 @@ from studies.results import Table
 from studies.uploads import FIRST, heard, sent
 
 
-def with_candidates(truths: Sequence[Truth], uploads: Sequence[Observation]) -> tuple[Observation, ...]:
-    """Give the adversary for each image the list from which it is to be picked; client k sent upload k."""
-    return tuple(replace(upload, candidates=known.candidates) for upload, known in zip(uploads, truths, strict=True))
-
-
-def listed_truth(world: World, client: int) -> Truth:
-    """Return what the client sent in the first round, and the list among which it is."""
-    target = UploadTarget(FIRST, (client,))
-    known = truth(world, target)
-    return replace(known, candidates=candidates(world, target, known))
-
-
 def best_decision(world: World, truths: Sequence[Truth], uploads: Sequence[Observation], seed: int) -> Interval | None:
     """Return how often the best decision is right, over all uploads; ``None`` without a mechanism."""
     if recorded_mechanism(uploads[0].settings.mechanism).name == "none":
@@ -235,8 +223,13 @@ def measure(batch: Batch, pictures: Pictures) -> list[CellRow]:
         scene = _scene(batch.data, batch.model, batch.network, batch.victims, batch.seed, batch.device)
         uploads = {name: heard(_behind(scene, name), scene.state) for name in batch.mechanisms}
         picks = ATTACKS[batch.attack].picks()
-        if picks:
-            uploads = {name: with_candidates(scene.truths, heard) for name, heard in uploads.items()}
+        if picks:  # the adversary has for each image the list from which it is to be picked
+            uploads = {
+                name: tuple(
+                    replace(own, candidates=each.candidates) for own, each in zip(sent, scene.truths, strict=True)
+                )
+                for name, sent in uploads.items()
+            }
         began = time.perf_counter()
         reconstructions, failures = _attacked(batch, scene, uploads)
         seconds = (time.perf_counter() - began) / len(batch.mechanisms)
@@ -291,7 +284,8 @@ def _scene(data: str, model: str, network: str, victims: int, seed: int, device:
     experiment = _experiment(data, model, victims, seed, device)
     world = build_world(experiment)
     state = world.initial if network == "untrained" else _one_round(experiment)
-    truths = tuple(listed_truth(world, client) for client in range(victims))
+    told = [(target, truth(world, target)) for target in (UploadTarget(FIRST, (client,)) for client in range(victims))]
+    truths = tuple(replace(known, candidates=candidates(world, target, known)) for target, known in told)
     public = guesses(world.dataset.x_test.float() / 255)
     std = world.dataset.std
     guessed = [line for known in truths for line in score_guesses(public, known, std, perceptual=False).scores]

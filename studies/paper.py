@@ -244,9 +244,9 @@ def _noise(setting: Setting) -> list[str]:
 
 def _figure(name: str, setting: Setting) -> str:
     if name == "table2":
-        return with_interval(setting.accuracy, 100, 1)
+        return with_interval(setting.accuracy)
     if name == "table3":
-        return with_interval(setting.figures["AUC"], 100, 1)
+        return with_interval(setting.figures["AUC"])
     attacks = dict.fromkeys(line.attack for record in setting.records for line in record.reconstruction)
     return "; ".join(f"{attack} {_errors(setting, attack)}" for attack in attacks)
 

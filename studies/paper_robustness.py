@@ -119,7 +119,7 @@ def table(rows: Sequence[TrialRow]) -> Table:
     lines = []
     for row in rows:
         shares = [*map(row.certified, CERTIFIED), *map(row.attacked, ATTACKED)]
-        lines.append([*row.cells, with_interval(row.right(), 100, 1), *map(in_percent, shares)])
+        lines.append([*row.cells, with_interval(row.right()), *map(in_percent, shares)])
     return Table.of(["row", *NOISE, *heads], lines)
 
 
@@ -133,7 +133,7 @@ def orderings(rows: Sequence[TrialRow]) -> Table:
     ]
     lines = []
     for first, second in _pairs(rows):
-        shares = [with_interval(difference(figure(first), figure(second)), 100, 1) for figure in figures]
+        shares = [with_interval(difference(figure(first), figure(second))) for figure in figures]
         lines.append([f"{first.name} - {second.name}", *first.cells[1:], *shares])
     heads = ["first minus second", *NOISE, "right", f"certified, {proven}", f"attacked, {under}"]
     return Table.of(heads, lines)

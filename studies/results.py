@@ -33,14 +33,11 @@ class Table:
         return written.getvalue()
 
 
-def with_interval(estimate: Interval | None, factor: float, places: int) -> str:
-    """Return an estimate times a factor, with its interval where there is one; empty without an estimate."""
-    if estimate is None:
-        return ""
-    text = f"{factor * estimate.value:.{places}f}"
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} ({factor * estimate.low:.{places}f} to {factor * estimate.high:.{places}f})"
+def with_interval(estimate: Interval | None) -> str:
+    """Return a share in percent with one decimal, and its interval where there is one; empty without one."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return in_percent(estimate)
+    return f"{100 * estimate.value:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
 
 
 def student(values: Sequence[float | None], places: str = ".1%", factor: float = 1.0) -> str:
