@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import AttackSettings
+from fedpriv.attacks.settings import AttackSettings, Runs
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.engine import AttackJob
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.results import Reconstruction
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model import Victim
-    from fedpriv.attacks.settings import Runs
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.texts.scene import Reading, TextScene
 

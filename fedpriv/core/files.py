@@ -119,9 +119,8 @@ def content_digest(path: Path) -> bytes:
 @lru_cache(maxsize=1 << 16)
 def _digest(path: Path, _: tuple[int, ...]) -> bytes:
     with path.open("rb") as file:
-        if (
-            os.fstat(file.fileno()).st_size < _SMALL
-        ):  # file_digest makes room for this much, which takes longer than to read
+        # file_digest makes room for this much, which takes longer than to read.
+        if os.fstat(file.fileno()).st_size < _SMALL:
             return sha256(file.read()).digest()
         return file_digest(file, "sha256").digest()
 

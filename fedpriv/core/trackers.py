@@ -47,7 +47,7 @@ def check_trackers(experiment: Experiment) -> None:
 
 def _library(name: str) -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # what it would tell about a run to its makers
-    return optional(_LIBRARIES[name], name, f"report.trackers = {name!r}")
+    return optional(name, name, f"report.trackers = {name!r}")
 
 
 def track(folder: RunFolder, name: str | None = None) -> None:
@@ -153,7 +153,7 @@ def _to_mlflow(tracked: Tracked) -> None:
 
 
 _BATCH, _PARAMS = 800, 90  # a batch has at most 1000 entries, 100 of them settings
-_LIBRARIES = {"mlflow": "mlflow", "tensorboard": "tensorboard"}
+_LIBRARIES = ("mlflow", "tensorboard")
 _TRACKERS: Mapping[str, Callable[[Tracked], None]] = {
     "csv": _to_csv,
     "mlflow": _to_mlflow,

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_bytes
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from uuid import uuid4
 
 import numpy as np
@@ -35,10 +35,6 @@ from fedpriv.data.files import Arrays, Keys
 from fedpriv.data.source import DatasetStatus, Place, home
 from fedpriv.data.tokenizers import TextFacts
 from fedpriv.models.machinery.settings import SequenceShape
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 __all__ = [
     "Dataset",

@@ -11,7 +11,7 @@ from flwr.serverapp import ServerApp
 
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError
-from fedpriv.engines.inline import InlineGrid, run_server
+from fedpriv.engines.inline import InlineGrid, StackedGrid, run_server
 
 __all__ = ["check_engine", "choose_engine", "refuse_without_ray", "run_engine"]
 
@@ -58,8 +58,6 @@ def run_engine(
 
         run_ray(server_app, client_app, clients, config, timeout)
     elif name == "stacked":
-        from fedpriv.engines.inline import StackedGrid
-
         run_server(server_app, StackedGrid(client_app, clients))
     else:
         run_server(server_app, InlineGrid(client_app, clients))

@@ -10,10 +10,9 @@ from typing_extensions import override
 from fedpriv.core.names import AdjacencyName
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms.gaussian import GaussianFamily, GaussianMechanism
-from fedpriv.mechanisms.machinery.base import ClipNorm, NoiseAt
+from fedpriv.mechanisms.machinery.base import ClipNorm, Mechanism, NoiseAt
 
 if TYPE_CHECKING:
-    from fedpriv.mechanisms.machinery.base import Mechanism
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 

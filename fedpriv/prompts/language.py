@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from fedpriv.data.source import home
 from fedpriv.data.tokenizers import LlamaTokens
 from fedpriv.models.machinery.llama import Llama
 from fedpriv.prompts.settings import LanguageConfig
-
-if TYPE_CHECKING:
-    import torch
 
 Floats = NDArray[np.float64]
 
@@ -119,7 +116,6 @@ class Transformer(LanguageModel):
             if not there:
                 raise InputError(f"model.path = {str(folder)!r} holds no language model: there is no {name}")
         try:
-            import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
         except ImportError as error:
             raise InputError(
@@ -134,7 +130,7 @@ class Transformer(LanguageModel):
             raise InputError(
                 key="model.path", given=str(folder), allowed=f"no model can be read: {one_line(error)}"
             ) from None
-        self._torch, self._batch = torch, batch
+        self._batch = batch
         self._longest = int(getattr(self._model.config, "max_position_embeddings", 0) or 2048)
         self.title = f"{folder.name or 'model'}, {sum(p.numel() for p in self._model.parameters()):,} parameters"
 
@@ -170,7 +166,6 @@ class Transformer(LanguageModel):
         """Log-probabilities over the vocabulary, (prefixes, endings, V). What prefixes share with all endings is read
         once: its keys and values are kept, and each ending is read behind them.
         """
-        torch = self._torch
         begin = [self._tokens.bos_token_id] if self._tokens.bos_token_id is not None else []
         last = [self._ids(ending) for ending in endings]
         room = self._longest - max(map(len, last))
@@ -184,7 +179,6 @@ class Transformer(LanguageModel):
             return self._scored(firsts, last)
 
     def _scored(self, firsts: list[list[int]], last: list[list[int]]) -> Floats:
-        torch = self._torch
         width = max(map(len, firsts))
         ids = torch.tensor([[0] * (width - len(row)) + row for row in firsts])
         seen = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in firsts])
@@ -205,7 +199,7 @@ class Transformer(LanguageModel):
             cache.crop(-len(ending))
         return np.stack(results, axis=1)
 
-    def _log_probabilities(self, logits: "torch.Tensor") -> Floats:
+    def _log_probabilities(self, logits: torch.Tensor) -> Floats:
         return logits[:, -1].double().log_softmax(-1).numpy()
 
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.aggregators import ROUNDED
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.core.errors import InputError
 from fedpriv.core.files import locked, writing
 from fedpriv.core.names import Adjacency
 from fedpriv.core.progress import Progress
@@ -91,9 +90,7 @@ class _Bench:
 def _bench(settings: Prompting, texts: PromptTexts, secret: Secret) -> _Bench:
     wanted = settings.icl.queries
     if wanted > len(texts.questions):
-        raise InputError(
-            key="icl.queries", given=wanted, allowed=f"{texts.source} has {len(texts.questions)} test texts"
-        )
+        raise settings.wrong("icl.queries", f"{texts.source} has {len(texts.questions)} test texts")
     # Anyone who asks more questions asks these first.
     chosen = numpy_stream(settings.seed, "icl-questions").permutation(len(texts.questions))[:wanted]
     language = open_language(settings.model, text_root(settings.data.root))

@@ -70,8 +70,6 @@ class Trial:
     @property
     def asked(self) -> dict[str, str]:
         """The audits of its final model: description -> key in sweep.json, or empty."""
-        from fedpriv.core.finding import findings  # with torch, which reading settings need not wait for
-
         every = (finding.asked_of_trials(self.experiment) for finding in findings())
         return {words: key for asked in every for words, key in asked.items()}
 

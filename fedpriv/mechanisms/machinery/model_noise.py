@@ -11,14 +11,13 @@ from typing_extensions import TypeAliasType, override
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Epsilon
-from fedpriv.mechanisms.machinery.base import MechanismSettings
+from fedpriv.mechanisms.machinery.base import Mechanism, MechanismSettings
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from fedpriv.accounting.convex_models import Problem
-    from fedpriv.mechanisms.machinery.base import Mechanism
     from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 Weights = TypeAliasType("Weights", "NDArray[np.float64]")

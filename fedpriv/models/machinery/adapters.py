@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -294,9 +295,6 @@ def with_lora(network: nn.Module, settings: "TextModelSettings", layers: Sequenc
 
 def _load_lora(adapted: Adapted, settings: "TextModelSettings") -> None:
     """Copy the numbers of an adapter that peft has saved; there its names lack that of the adapter."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         saved = load_file(settings.adapter)
     except (OSError, SafetensorError) as error:
