@@ -16,54 +16,6 @@ from fedpriv.core.records import GrowingRecord, Guarantee, shown_epsilon
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 
-_AGGREGATORS = {
-    "confident": "where the largest count with noise reaches a threshold, the class with the largest noisy count",
-    "gnmax": "the class with the largest count after normal noise",
-    "lnmax": "the class with the largest count after Laplace noise",
-}
-
-
-def _facts(knowledge: Knowledge, worst: Guarantee | None) -> list[tuple[str, str]]:
-    """Return what was asked, answered and learnt, as (name, text)."""
-    facts = [
-        ("Teachers", f"{count(knowledge.voted)} of {count(knowledge.teachers)} voted"),
-        ("Public images", f"{count(knowledge.planned)} test images, drawn by the seed"),
-        ("Questions", f"{count(knowledge.asked)}, {count(knowledge.answered)} answered"),
-        ("Answers", _AGGREGATORS.get(knowledge.aggregator, knowledge.aggregator)),
-        ("Answers right", "no answers" if knowledge.right is None else percent(knowledge.right)),
-        ("Student right", f"{percent(knowledge.student)} of the other {count(knowledge.evaluated)} test images"),
-        ("Noise added by", "the server, which sees all votes" if knowledge.noise_at == "server" else "the clients"),
-        ("Budget", "none" if knowledge.budget is None else f"ε {figure(knowledge.budget)}"),
-    ]
-    if knowledge.spent is not None:
-        facts.append(("Spent by these answers", f"ε {figure(knowledge.spent)} at δ {figure(knowledge.delta)}"))
-    if worst is not None and worst.epsilon is not None:
-        facts.append(("Claimed", f"ε {figure(worst.epsilon)} at δ {figure(worst.delta)}"))
-    if knowledge.sanitised is not None:
-        facts.append(("Sanitised, data-dependent", f"about ε {figure(knowledge.sanitised)}: an estimate, no bound"))
-    return facts
-
-
-def _notes(knowledge: Knowledge) -> list[str]:
-    """Return what a reader has to know beside the figures."""
-    notes = [
-        "The claim protects all data of one client: a party that sees the answers and the student, and knows all other "
-        "clients' data, hardly learns anything about this client's data."
-    ]
-    if knowledge.noise_at == "server":
-        notes.append("The server, and anyone who reads the messages, sees votes without noise and must be trusted.")
-    if knowledge.budget is not None and knowledge.spent is not None and knowledge.aggregator == "confident":
-        notes.append(
-            "The budget is the claim: the number of answered questions depends on the votes, so the claim holds only "
-            "because queries stop before a budget that was fixed beforehand."
-        )
-    if knowledge.sanitised is not None:
-        notes.append(
-            "The sanitised figure estimates the cost of the answers on these votes. It has noise, so that it may be "
-            "shown, and may be above or below the true figure. The ledger includes the cost of showing it."
-        )
-    return notes
-
 
 @dataclass(frozen=True)
 class VotedKnowledge:
@@ -128,7 +80,7 @@ class VotesFinding(Finding[VotedKnowledge]):
     def section(self, found: VotedKnowledge, view: RunView) -> Section:
         known = found.knowledge
         labels = Counter(answer.label for answer in found.answers if answer.label is not None)
-        values = {"facts_of": _facts(known, view.worst), "notes": _notes(known), "rows": sorted(labels.items())}
+        values = {"known": known, "worst": view.worst, "rows": sorted(labels.items())}
         return Section("knowledge", "Knowledge transfer", values)
 
     @override
