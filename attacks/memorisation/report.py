@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.attacks.memorisation.records import CanaryGroup, ExtractedTexts, Memorisation
+from fedpriv.attacks.memorisation.records import ExtractedTexts, Memorisation
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import RecordFinding, RunView, Section
-from fedpriv.core.numbers import count, decimal, figure, percent
+from fedpriv.core.numbers import count, decimal, figure
 from fedpriv.core.registry import FINDINGS
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class MemorisationFinding(RecordFinding[Memorisation]):
         values = {
             "found": found,
             "facts_of": self.facts(found),
-            "rows": [_row(group, found.guess) for group in found.groups],
             "secrets": count(round(2**found.bits)),
             "ranking": ranking(found),
             "exposures": _plot(found) if found.groups else None,
@@ -51,22 +50,6 @@ def ranking(found: Memorisation) -> str:
     if found.fit is None:
         return "Every secret was ranked."
     return f"Ranks are extrapolated by a skew-normal distribution (Kolmogorov and Smirnov: p = {figure(found.fit)})."
-
-
-_NOTHING = "nothing"
-
-
-def _row(group: CanaryGroup, guess: float) -> tuple[str, ...]:
-    return (
-        count(group.copies),
-        count(group.canaries),
-        decimal(guess, 2),
-        decimal(group.exposure, 2),
-        _NOTHING if group.ceiling is None else f"at most {decimal(group.ceiling, 2)}",
-        "unknown" if group.first is None else f"{count(group.first)} of {count(group.canaries)}",
-        _NOTHING if group.first_ceiling is None else f"at most {percent(group.first_ceiling, 2)} each",
-        f"{count(group.written)} of {count(group.canaries)}",
-    )
 
 
 def _facts(extraction: ExtractedTexts) -> list[tuple[str, str]]:

@@ -81,26 +81,6 @@ class Sandwich:
         return sum(radius > size for radius in self.radii[bound]) / self.images
 
 
-@dataclass(frozen=True)
-class SizeRow:
-    """One size of the table: what is proven, right under every attack, right under each, and certificates broken."""
-
-    size: float
-    proven: Interval | None
-    least: Interval
-    attacks: tuple[Interval, ...]
-    broken: int
-
-
-@dataclass(frozen=True)
-class BoundRow:
-    """One theorem of the table: the share that it proves at each size, and its mean radius, for both norms."""
-
-    name: str
-    shares: Mapping[str, tuple[Interval, ...]]
-    radii: Mapping[str, float]
-
-
 def sandwich(found: Robust) -> Sandwich:
     """Return what the plot shows."""
     robustness, evasion = found.robustness, found.evasion
@@ -129,31 +109,6 @@ def truth(evasion: Evasion) -> str:
     if evasion.broken:
         return f"{where}, {proven} are claimed to be proven, and {at_most}."
     return f"{where}, {proven} are proven and {at_most}: the truth lies between."
-
-
-def size_rows(evasion: Evasion, attempts: Sequence[EvasionAttempt]) -> list[SizeRow]:
-    """Return the rows of the table by size."""
-    broken = {size: {each.image for each in attempts if each.broken and each.size == size} for size in evasion.sizes}
-    certified: Sequence[Interval | None] = evasion.certified or (None,) * len(evasion.sizes)
-    return [
-        SizeRow(
-            size,
-            certified[at],
-            evasion.least[at],
-            tuple(curve.shares[at] for curve in evasion.curves),
-            len(broken[size]),
-        )
-        for at, size in enumerate(evasion.sizes)
-    ]
-
-
-def bound_rows(robustness: Robustness) -> list[BoundRow]:
-    """Return the rows of the table by theorem."""
-    means = {radius.bound: {"l2": radius.l2, "linf": radius.linf} for radius in robustness.radii}
-    return [
-        BoundRow(name, {norm: robustness.curve(norm, bound).shares for norm in NORMS}, means[bound])
-        for bound, name in BOUNDS.items()
-    ]
 
 
 def evasion_title(name: str) -> str:
@@ -377,8 +332,8 @@ class RobustFinding(Finding[Robust]):
             "truth": truth(evasion) if evasion else "",
             "norms": NORMS,
             "sandwich": sandwich_plot(sandwich(found)),
-            "size_rows": size_rows(evasion, found.attempts) if evasion else [],
-            "bound_rows": bound_rows(robustness) if robustness else [],
+            "attempts": found.attempts,
+            "bounds": BOUNDS,
             "robustness_facts": robustness_facts(robustness) if robustness else [],
             "robustness_notes": robustness_notes(robustness, evasion) if robustness else [],
             "share_ends": share_ends,
