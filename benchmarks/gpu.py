@@ -134,7 +134,8 @@ def _row(case: str, way: str, value: float | None, unit: str = "s", times: str =
 
 
 def _shown(row: Row) -> Row:
-    return {**row, "value": "" if row["value"] is None else f"{row['value']:.4g} {row['unit']}"}
+    value = "" if row["value"] is None else f"{row['value']:.4g} {row['unit']}"
+    return {"times": "", "note": "", **row, "value": value}
 
 
 def clock(call: Callable[[], object], device: torch.device) -> float:
