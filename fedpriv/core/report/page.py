@@ -22,7 +22,6 @@ from fedpriv.core.finding import Picture, Section, findings
 from fedpriv.core.numbers import percent
 from fedpriv.core.records import (
     NUMBER_TOLERANCE,
-    AttackResult,
     LeakageRate,
     Ledger,
     LedgerLine,
@@ -168,9 +167,8 @@ def _sections(view: View) -> list[_FindingPart]:
 def _template() -> Template:
     """The page without its content; compiled once a process."""
     return template(
-        "report.html", attack_name=_attack_name, upload_name=_upload_name,
-        score_rows=_score_rows, row_table=row_table, column_table=column_table, sentence_lines=sentence_lines,
-        members=_members, stopped_after=_stopped_after,
+        "report.html", attack_name=_attack_name, upload_name=_upload_name, members=_members, exp=math.exp,
+        row_table=row_table, sentence_lines=sentence_lines, stopped_after=_stopped_after,
     )  # fmt: skip
 
 
@@ -355,23 +353,6 @@ class _Uploads:
         return [name for name in dict.fromkeys((*planned, *later)) if name in ATTACKS]
 
 
-def _score_rows(candidate: ShownResult) -> list[tuple[str, str]]:
-    """The scores of one picture as (name, text); no LPIPS where it was not computed."""
-    score = candidate.score
-    if score is None:
-        return [("Scores", "n/a")]
-    if score.picked or score.mse is None:
-        probability = "n/a" if score.loss is None else numbers.percent(math.exp(-score.loss))
-        return [("Probability", probability)]
-    rows = [
-        ("SSIM", numbers.decimal(score.ssim)),
-        *([] if score.ssim_padded is None else [("SSIM (padded)", numbers.decimal(score.ssim_padded))]),
-        ("PSNR", numbers.decibel(score.psnr)),
-        ("MSE", numbers.figure(score.mse, 3)),
-    ]
-    return rows if score.lpips is None else [*rows, ("LPIPS", numbers.decimal(score.lpips))]
-
-
 # ---- rows and sentences, next to what attacks read of them ----------------------------------------------------------
 
 
@@ -414,15 +395,6 @@ def row_table(victim: ShownVictim) -> RowTable:
         )
         kept = [lines[place] for place in sorted(order[:MOST_COLUMNS])]
     return RowTable(shown, tuple(kept), len(lines) - len(kept))
-
-
-def column_table(results: tuple[AttackResult, ...]) -> list[tuple[str, list[str]]]:
-    """What each attack read of each column: the share of right values, or the median error of numbers."""
-    scored = [result.rows for result in results if result.rows is not None]
-    if not scored:
-        return []
-    named = [(name, [percent(rows.categories[name]) for rows in scored]) for name in scored[0].categories]
-    return named + [(name, [f"± {percent(rows.numbers[name])}" for rows in scored]) for name in scored[0].numbers]
 
 
 def _cells(content: Content | None) -> Mapping[str, str]:
