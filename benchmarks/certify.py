@@ -25,8 +25,8 @@ from fedpriv.diagnosis.cost import cpu_seconds
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.robustness.build import build_smoothing, with_noise
-from fedpriv.robustness.noise import drawing, noise_layers
-from fedpriv.robustness.norms import FirstLayer, layer_norms
+from fedpriv.robustness.noise import noise_layers
+from fedpriv.robustness.norms import FirstLayer
 from fedpriv.robustness.settings import RobustnessConfig
 from fedpriv.robustness.smoothed import SmoothedNetwork
 from studies.arguments import listed, whole
@@ -61,18 +61,14 @@ def _measured(names: Sequence[str], votes: int, count: int) -> Iterator[dict[str
     images = torch.rand(count, *_SHAPE, generator=torch_stream(1, "images"))
     for name in names:
         for place in ("hidden", "input"):
-            model, first = _smoothed(_MODELS[name], RobustnessConfig(noise=0.5, place=place))
-            yield {"model": name, "place": place, **_times(model, first, images, votes)}
+            model = _smoothed(_MODELS[name], RobustnessConfig(noise=0.5, place=place))
+            yield {"model": name, "place": place, **_times(model, images, votes)}
 
 
-def _times(model: SmoothedNetwork, first: FirstLayer, images: Tensor, votes: int) -> dict[str, float]:
-    deviations = model.layer.deviations
-    if deviations is None:
-        raise ValueError("no noise")
-    norms = _taken(lambda: layer_norms(first, deviations))
+def _times(model: SmoothedNetwork, images: Tensor, votes: int) -> dict[str, float]:
+    deviations, norms = model.deviations, _taken(model.norms)
     few, sizes = max(100, votes // 10), [size for size in _BATCHES if size <= votes]
-    # The noise is scaled to the weights before anything is timed.
-    with drawing(model.smoothing, model.network, torch_stream(1, "loop")):
+    with model.first.layer.drawing(torch_stream(1, "loop")):
         ways: list[Callable[[], object]] = [partial(model.votes, images, votes, "benchmark", range(len(images)))]
         ways += [partial(_loop, model, images, few, threads) for threads in (1, torch.get_num_threads())]
         ways += [partial(_rest, model, images, _drawn(model, images, size), votes // size) for size in sizes]
@@ -103,20 +99,20 @@ def _taken(call: Callable[[], object]) -> float:
 def _loop(model: SmoothedNetwork, images: Tensor, votes: int, threads: int) -> None:
     with torch.inference_mode(), cpu_threads(threads):
         for _ in range(votes):
-            model.network(model.normalise(images[:1])).argmax(dim=1)
+            model.first.network(model.first.normalise(images[:1])).argmax(dim=1)
 
 
 def _drawn(model: SmoothedNetwork, images: Tensor, size: int) -> Tensor:
     with torch.inference_mode():
-        value = model.layer.value_at(model.network, model.normalise(images[:1]))
-        return model.layer.drawn(value, size, torch_stream(1, "rest"))
+        value = model.first.layer.value_at(model.first.network, model.first.normalise(images[:1]))
+        return model.first.layer.drawn(value, size, torch_stream(1, "rest"))
 
 
 def _rest(model: SmoothedNetwork, images: Tensor, values: Tensor, times: int) -> None:
     with torch.inference_mode():
-        inputs = model.normalise(images[:1]).expand(len(values), -1, -1, -1)
+        inputs = model.first.normalise(images[:1]).expand(len(values), -1, -1, -1)
         for _ in range(times):
-            model.layer.onwards(model.network, values, inputs)
+            model.first.layer.onwards(model.first.network, values, inputs)
 
 
 def _normals(numbers: Tensor, times: int) -> None:
@@ -125,12 +121,11 @@ def _normals(numbers: Tensor, times: int) -> None:
         numbers.normal_(generator=stream)
 
 
-def _smoothed(settings: dict[str, Any], config: RobustnessConfig) -> tuple[SmoothedNetwork, FirstLayer]:
+def _smoothed(settings: dict[str, Any], config: RobustnessConfig) -> SmoothedNetwork:
     network = build_model(model_settings(settings), _SHAPE, _CLASSES, 0)
     network = with_noise(network, config.place, _SHAPE, torch_stream(1, "trial")).eval()
     first = FirstLayer(network, noise_layers(network)[0], lambda pixels: (pixels - 0.13) / 0.31, _SHAPE)
-    smoothing = build_smoothing(config, first, _no_images)
-    return SmoothedNetwork(network, smoothing, first.normalise, _CLASSES, 0), first
+    return SmoothedNetwork(build_smoothing(config, first, _no_images).first, _CLASSES, 0)
 
 
 def _no_images(wanted: int) -> tuple[Tensor, Tensor]:

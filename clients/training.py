@@ -160,7 +160,7 @@ def _surroundings(world: World, plan: Plan, step: int) -> Iterator[None]:
 
 @contextmanager
 def _drawing(world: World, own: int, seed: int, *numbers: int) -> Iterator[None]:
-    noise = nullcontext() if world.forward_noise is None else world.forward_noise.drawing(world.model, seed, *numbers)
+    noise = nullcontext() if world.forward_noise is None else world.forward_noise.drawing(seed, *numbers)
     with noise, seeded_generators(own, world.device), world.autocast():
         yield
 

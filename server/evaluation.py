@@ -130,7 +130,7 @@ def _noisy_accuracy(world: World, state: State, number: int, rows: Tensor) -> fl
     """The accuracy with one draw of the forward pass's noise an image, from a round's stream; ``None`` without."""
     if world.forward_noise is None:
         return None
-    drawing = world.forward_noise.drawing(world.model, world.experiment.seed, number, evaluates=True)
+    drawing = world.forward_noise.drawing(world.experiment.seed, number, evaluates=True)
     with drawing, torch.no_grad():
         right = sum(int((logits.argmax(1) == target).sum()) for logits, target in _outputs(world, state, rows))
     return right / len(rows)

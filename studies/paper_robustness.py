@@ -83,13 +83,13 @@ class TrialRow:
 
     def certified(self, size: Size) -> Interval | None:
         """The share that is proven at a size."""
-        figures = [figures for each in self.records if (figures := certified_at(each.of(RobustColumns), size))]
-        return estimate([(each.share, each.low, each.high) for each in figures], most=1.0)
+        shares = [share for each in self.records if (share := certified_at(each.of(RobustColumns), size))]
+        return estimate([(share.value, share.low, share.high) for share in shares], most=1.0)
 
     def attacked(self, size: Size) -> Interval | None:
         """The share that all attacks up to a size leave right."""
-        figures = [figures for each in self.records if (figures := right_at(each.of(RobustColumns), size))]
-        return estimate([(each.right, each.low, each.high) for each in figures], most=1.0)
+        shares = [share for each in self.records if (share := right_at(each.of(RobustColumns), size))]
+        return estimate([(share.value, share.low, share.high) for share in shares], most=1.0)
 
 
 def main() -> None:
@@ -222,7 +222,7 @@ def claims_of(run: RunFolder) -> list[PixelClaim]:
     experiment = run.experiment()
     world = build_world(experiment, run.world_secret(experiment))
     model = read_smoothed(run, world)
-    norm = largest_row(model.first, model.deviations)
+    norm = largest_row(model.network.first, model.network.deviations)
     evasion = run.read(Evasion)
     if evasion is None or evasion.norm != "linf":
         raise InputError(f"{run.path} was not attacked in linf")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import torch
 from pydantic import Field
@@ -49,11 +49,7 @@ class PlainTarget:
     normalise: Callable[[Tensor], Tensor]  # (B, C, H, W) on [0, 1] -> what the network is fed
     classes: int  # number of logits
     dimension: int  # numbers of an image
-
-    @property
-    def noisy(self) -> bool:
-        """There is no noise."""
-        return False
+    noisy: ClassVar[bool] = False
 
     def loss(self, draws: int, stream: torch.Generator) -> Loss:
         """Return the cross entropy; there is nothing to draw."""
@@ -119,47 +115,6 @@ class Ball:
             ways = self.direction(torch.randn(origins.shape, generator=stream, device=device, dtype=dtype))
             moved = ways * shares ** (1 / origins[0].numel())
         return self.project(origins, origins + self.size * moved)
-
-
-def attacked(
-    attack: type[EvasionAttack],
-    loss: Loss,
-    images: Tensor,
-    labels: Tensor,
-    ball: Ball,
-    steps: int,
-    stream: torch.Generator,
-) -> Tensor:
-    """Return images (B, C, H, W) in ball and box whose loss the attack made large."""
-    count = 1 if attack.single else steps
-    far = attack.far if ball.norm == "linf" or attack.single else _FAR_L2
-    moved = ball.anywhere(images, stream) if attack.starts_anywhere else images
-    followed: Tensor | None = None
-    for _ in range(count):
-        followed = attack.followed(followed, gradient(loss, moved, labels))
-        moved = ball.project(images, moved + far * ball.size / count * ball.direction(followed))
-    return moved
-
-
-def strongest(
-    attack: type[EvasionAttack],
-    loss: Loss,
-    images: Tensor,
-    labels: Tensor,
-    ball: Ball,
-    steps: int,
-    restarts: int,
-    stream: torch.Generator,
-) -> Tensor:
-    """Return of several restarts, all attacked at once, the one with each image's highest loss."""
-    copies = restarts if attack.starts_anywhere else 1
-    every, their_labels = images.repeat(copies, 1, 1, 1), labels.repeat(copies)
-    moved = attacked(attack, loss, every, their_labels, ball, steps, stream)
-    if copies == 1:
-        return moved
-    with torch.no_grad():
-        best = loss(moved, their_labels).view(copies, -1).argmax(dim=0)
-    return moved.view(copies, *images.shape)[best, torch.arange(len(images), device=best.device)]
 
 
 # Run one evasion attack of one size on many images; votes and certificates judge the result.
@@ -246,6 +201,29 @@ class EvasionTrial:
         """Tells its streams from those of all others."""
         return f"evasion-{self.name}-{self.ball.norm}-{self.ball.size!r}"
 
+    def attacked(self, loss: Loss, images: Tensor, labels: Tensor, stream: torch.Generator) -> Tensor:
+        """Return images (B, C, H, W) in ball and box whose loss the attack made large."""
+        attack, ball = self.kind, self.ball
+        count = 1 if attack.single else self.steps
+        far = attack.far if ball.norm == "linf" or attack.single else _FAR_L2
+        moved = ball.anywhere(images, stream) if attack.starts_anywhere else images
+        followed: Tensor | None = None
+        for _ in range(count):
+            followed = attack.followed(followed, gradient(loss, moved, labels))
+            moved = ball.project(images, moved + far * ball.size / count * ball.direction(followed))
+        return moved
+
+    def strongest(self, loss: Loss, images: Tensor, labels: Tensor, stream: torch.Generator) -> Tensor:
+        """Return of several restarts, all attacked at once, the one with each image's highest loss."""
+        copies = self.restarts if self.kind.starts_anywhere else 1
+        every, their_labels = images.repeat(copies, 1, 1, 1), labels.repeat(copies)
+        moved = self.attacked(loss, every, their_labels, stream)
+        if copies == 1:
+            return moved
+        with torch.no_grad():
+            best = loss(moved, their_labels).view(copies, -1).argmax(dim=0)
+        return moved.view(copies, *images.shape)[best, torch.arange(len(images), device=best.device)]
+
 
 def attempts(trial: EvasionTrial, target: Target, victims: Victims) -> list[EvasionAttempt]:
     """Attack images, and have each attacked one voted on."""
@@ -254,15 +232,10 @@ def attempts(trial: EvasionTrial, target: Target, victims: Victims) -> list[Evas
     attempts: list[EvasionAttempt] = []
     for start in range(0, len(victims.rows), step):
         part = victims.part(start, step)
-        attempts += _judged(trial, target, part, _attacked(trial, target, part))
+        stream = torch_stream(trial.seed, trial.purpose, part.rows[0], device=part.images.device)
+        moved = trial.strongest(target.loss(trial.draws, stream), part.images, part.labels, stream)
+        attempts += _judged(trial, target, part, moved)
     return attempts
-
-
-def _attacked(trial: EvasionTrial, target: Target, victims: Victims) -> Tensor:
-    images, labels = victims.images, victims.labels
-    stream = torch_stream(trial.seed, trial.purpose, victims.rows[0], device=images.device)
-    loss = target.loss(trial.draws, stream)
-    return strongest(trial.kind, loss, images, labels, trial.ball, trial.steps, trial.restarts, stream)
 
 
 def _judged(trial: EvasionTrial, target: Target, victims: Victims, attacked: Tensor) -> list[EvasionAttempt]:

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class NoiseInPass(Protocol):
     """Noise in every forward pass of a network, shared out and scaled."""
 
-    def drawing(
-        self, network: "nn.Module", seed: int, *numbers: int, evaluates: bool = False
-    ) -> AbstractContextManager[None]:
-        """Draw fresh noise inside the block, scaled to the weights at its beginning; ``numbers`` name its stream."""
+    def drawing(self, seed: int, *numbers: int, evaluates: bool = False) -> AbstractContextManager[None]:
+        """Draw fresh noise inside the block, scaled to the weights as they are now; ``numbers`` name its stream."""
 
 
 class ForwardNoise(Protocol):

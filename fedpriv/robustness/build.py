@@ -1,6 +1,9 @@
 """From the section ``[robustness]`` to a network with noise in it, and the test images that each purpose may use."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,7 +17,7 @@ from fedpriv.core.network import precision_of
 from fedpriv.core.randomness import numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.threads import cpu_threads
 from fedpriv.data.datasets import Dataset, unit_scale
-from fedpriv.robustness.noise import Place, RobustnessNoise, Smoothing, noise_layers
+from fedpriv.robustness.noise import Place, RobustnessNoise, noise_layers
 from fedpriv.robustness.norms import FirstLayer, estimated_norm, unit_images
 from fedpriv.robustness.settings import RobustnessConfig
 
@@ -63,6 +66,34 @@ def _around_the_first(network: nn.Module) -> nn.Module:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Smoothing:
+    """How much noise there is, public and the same for all clients: Sigma^(1/2) = sigma S_p(W; r) sqrt(K r).
+
+    S_p is the norm, from perturbations of the image to h over sqrt(K r), of the layer as it is (gradients do not flow
+    into it). So a margin m certifies the radius sigma m in every step, and training cannot outgrow the noise by
+    inflating W.
+    """
+
+    first: FirstLayer  # h, and where the noise is added
+    sigma: float  # above 0, in pixels from 0 to 1
+    norm: NormName  # of perturbations
+    spread: Tensor  # sqrt(K r), shaped as one example's value at the place; float64, positive
+
+    def fitted(self, norm: float | None = None) -> Self:
+        """Scale the noise to the network's weights as they are, by S_p or a quick estimate of it; return the same."""
+        known = estimated_norm(self.first, self.spread, self.norm) if norm is None else norm
+        self.first.layer.deviations = (self.sigma * known * self.spread).float()
+        return self
+
+    def drawing(self, seed: int, *numbers: int, evaluates: bool = False) -> AbstractContextManager[None]:
+        """See :class:`fedpriv.core.sections.NoiseInPass`."""
+        purpose = "robustness-evaluation" if evaluates else "robustness-noise"
+        return self.fitted().first.layer.drawing(
+            torch_stream(seed, purpose, *numbers, device=self.first.blank().device)
+        )
+
+
 def network_with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], seed: int) -> nn.Module:
     """Return :func:`with_noise`, tried on random images of an experiment's seed."""
     return with_noise(network, place, shape, torch_stream(seed, "robustness-trial"))
@@ -91,27 +122,12 @@ def scaled_smoothing(config: RobustnessConfig, experiment: Experiment, dataset: 
 
 def build_smoothing(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Smoothing:
     """Share the noise out and scale it to the network's weights as they are."""
-    smoothing = Smoothing(
-        first.layer, config.sigma, config.norm, _spread(config, first, public), _estimate(first, config.norm)
-    )
-    smoothing.set_deviations(first.network)
-    return smoothing
+    return Smoothing(first, config.sigma, config.norm, _spread(config, first, public)).fitted()
 
 
 def even_smoothing(first: FirstLayer, sigma: float) -> Smoothing:
     """Return even noise of the deviation sigma, in pixels, on the image."""
-    smoothing = Smoothing(first.layer, sigma, "l2", uniform_spread(first), _estimate(first, "l2"))
-    smoothing.set_deviations(first.network)
-    return smoothing
-
-
-def _estimate(first: FirstLayer, norm: NormName) -> Callable[[nn.Module, RobustnessNoise, Tensor], float]:
-    """The norm of whichever network has the layer: copies are measured as themselves."""
-
-    def estimate(network: nn.Module, layer: RobustnessNoise, spread: Tensor) -> float:
-        return estimated_norm(FirstLayer(network, layer, first.normalise, first.shape), spread, norm)
-
-    return estimate
+    return Smoothing(first, sigma, "l2", uniform_spread(first)).fitted()
 
 
 def _spread(config: RobustnessConfig, first: FirstLayer, public: PublicExamples) -> Tensor:
@@ -140,12 +156,12 @@ def public_rows(seed: int, test_images: int, wanted: int) -> np.ndarray:
     return np.sort(_order(seed, test_images)[:wanted])
 
 
-def certified_rows(seed: int, test_images: int, wanted: int, public: int) -> np.ndarray:
+def certified_rows(seed: int, test_images: int, wanted: int, public: int, key: str = "certify.examples") -> np.ndarray:
     """Return which test images are certified, ascending, none of them public; a function of the seed."""
     if not 1 <= wanted <= test_images - public:
         kept = f", {public} of them public ones that the noise is shared out by" if public else ""
         raise InputError(
-            key="certify.examples",
+            key=key,
             given=wanted,
             allowed=f"allowed is from 1 to {test_images - public}; there are {test_images} test images{kept}",
         )
@@ -167,8 +183,6 @@ def _order(seed: int, test_images: int) -> np.ndarray:
 EVEN = 0.1
 """The share of the power that is spread evenly, so that no coordinate is without noise."""
 
-_HALVINGS = 200
-
 
 def uniform_spread(first: FirstLayer) -> Tensor:
     """Even shares: 1 for each coordinate; on the image, of each pixel before it is normalised."""
@@ -185,7 +199,7 @@ def vulnerable_spread(first: FirstLayer, images: Tensor, labels: Tensor, inflati
         (gradient,) = torch.autograd.grad(loss, z)
     slope = gradient.double().cpu().mean(dim=0).abs()
     if layer.place == "input":
-        slope = slope * _scale(first)  # by the pixel, not by what the network is fed
+        slope = slope * first.scale  # by the pixel, not by what the network is fed
     return _at_the_place(first, shares_spread(slope, inflation))
 
 
@@ -227,14 +241,12 @@ def shares_spread(sensitivity: Tensor, inflation: float) -> Tensor:
 
 
 def _filled(variances: Tensor, budget: float) -> Tensor:
-    """Water-filling: the level 1/lambda at which the precisions sum to the budget, by halving; see above."""
-    floors = torch.where(variances > 0, 1 / variances, torch.inf)
-    low, high = float(floors.min()), float(floors.min()) + budget
-    for _ in range(_HALVINGS):
-        level = (low + high) / 2
-        filled = float((level - floors).clamp(min=0).sum())
-        low, high = (level, high) if filled < budget else (low, level)
-    return (high - floors).clamp(min=0)
+    """Water-filling: precisions that sum to the budget, from floors 1/v_i up to one level 1/lambda."""
+    floors = 1 / variances
+    ascending = floors.flatten().sort().values
+    # The level if the lowest floors alone were under water: the highest of those floors that are tells how many are.
+    levels = (budget + ascending.cumsum(dim=0)) / torch.arange(1, len(ascending) + 1)
+    return (levels[ascending < levels][-1] - floors).clamp(min=0)
 
 
 def _value(first: FirstLayer) -> Tensor:
@@ -245,13 +257,7 @@ def _value(first: FirstLayer) -> Tensor:
 
 def _at_the_place(first: FirstLayer, spread: Tensor) -> Tensor:
     """What is on the image is in pixels; the network is fed normalised ones."""
-    return spread * _scale(first) if first.layer.place == "input" else spread
-
-
-def _scale(first: FirstLayer) -> Tensor:
-    """By how much a pixel's change is multiplied when images are normalised, (C, H, W)."""
-    black = torch.zeros(1, *first.shape, dtype=torch.float64)
-    return (first.normalise(black + 1) - first.normalise(black))[0]
+    return spread * first.scale if first.layer.place == "input" else spread
 
 
 # All that the network makes of the image goes through the noise, once, and what gets there is affine in the image. A

@@ -43,7 +43,7 @@ from fedpriv.robustness.records import (
     remove_certificates,
     write_certificates,
 )
-from fedpriv.robustness.settings import LEAST_NOISE, MOST_NOISE, CertifyConfig
+from fedpriv.robustness.settings import LEAST_NOISE, MOST_NOISE, CertifyConfig, RobustnessConfig
 from fedpriv.robustness.smoothed import SmoothedModel, pixel_images, smoothed_model, write_noise
 
 # Numbers to draw from which on the time is told before; about 4e7 are drawn in a second.
@@ -63,11 +63,11 @@ def certify_run(folder: RunFolder, config: CertifyConfig, afterwards: float | No
     world = finished_world(folder, experiment)
     with cpu_threads(experiment.engine.threads):
         model = smoothed_model(folder, world, afterwards)
-        there = len(world.dataset.y_test)
-        rows = certified_rows(experiment.seed, there, config.among(there - model.public), model.public)
+        there, public = len(world.dataset.y_test), RobustnessConfig.public(experiment)
+        rows = certified_rows(experiment.seed, there, config.among(there - public), public)
         _tell_time(model, len(rows), config, progress)
         progress.stage(f"certifying {len(rows)} examples with {config.selection} + {config.votes} votes")
-        norms = model.norms()
+        norms = model.network.norms()
         certificates = _certificates(world, model, torch.from_numpy(rows), config, norms, progress)
         noiseless = _noiseless(world, model, torch.from_numpy(rows))
     robustness = _robustness(model, norms, config, certificates, noiseless, time.monotonic() - began)

@@ -113,11 +113,10 @@ def _table(robustness: "Robustness", norm: str) -> Table:
     from fedpriv.robustness.records import BOUNDS
 
     sizes = robustness.curve(norm).sizes
-    radii = {radius.bound: radius.l2 if norm == "l2" else radius.linf for radius in robustness.radii}
     rows = []
     for bound, words in BOUNDS.items():
         shares = [f"{share.value:.1%}" for share in robustness.curve(norm, bound).shares]
-        rows.append((words, *shares, f"{radii[bound]:.3g}"))
+        rows.append((words, *shares, f"{robustness.mean_radius(norm, bound):.3g}"))
     return table_of(("certified at", *(f"{size:g}" for size in sizes), "mean radius"), rows)
 
 

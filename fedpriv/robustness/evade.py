@@ -1,24 +1,12 @@
 """Evasion attacks on a run's final model: which votes a small change turns, of certified images where there are any."""
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fedpriv.attacks.evasion.steps import (
-    Ball,
-    EvasionAttempt,
-    EvasionTrial,
-    Loss,
-    PlainTarget,
-    Target,
-    Victims,
-    attempts,
-)
+from fedpriv.attacks.evasion.steps import Ball, EvasionAttempt, EvasionTrial, PlainTarget, Target, Victims, attempts
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
@@ -40,44 +28,7 @@ from fedpriv.robustness.records import (
     write_evasion,
 )
 from fedpriv.robustness.settings import EvadeConfig, RobustnessConfig
-from fedpriv.robustness.smoothed import SmoothedNetwork, pixel_images, read_smoothed, smoothed_model
-
-
-@dataclass(frozen=True, eq=False)
-class SmoothedTarget:
-    """A network with noise in it."""
-
-    network: SmoothedNetwork  # answers with votes
-
-    @property
-    def noisy(self) -> bool:
-        """There is noise."""
-        return True
-
-    @property
-    def dimension(self) -> int:
-        """K, at the place of the noise."""
-        return self.network.smoothing.spread.numel()
-
-    def loss(self, draws: int, stream: torch.Generator) -> Loss:
-        """Return -log of the mean over draws of the label's probability (Salman et al. 2019, SmoothAdv).
-
-        With ``draws`` = 0 it is the cross entropy of the network without its noise, as in the paper's code.
-        """
-        network = self.network
-        if not draws:
-            return PlainTarget(network.network, network.normalise, network.classes, self.dimension).loss(0, stream)
-
-        def expected(images: Tensor, labels: Tensor) -> Tensor:
-            logits = network.noisy_logits(images, draws, stream)
-            own = functional.log_softmax(logits, dim=2).gather(2, labels.expand(draws, -1)[..., None])[..., 0]
-            return math.log(draws) - own.logsumexp(dim=0)
-
-        return expected
-
-    def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
-        """Ask the smoothed network."""
-        return self.network.votes(images, count, purpose, rows)
+from fedpriv.robustness.smoothed import pixel_images, read_smoothed, smoothed_model
 
 
 def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Evasion:
@@ -109,9 +60,9 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
 def _target(folder: RunFolder, world: World, certified: bool) -> Target:
     """The network that was certified; without certificates the run's own, with noise if it has any."""
     if certified:
-        return SmoothedTarget(read_smoothed(folder, world).network)
+        return read_smoothed(folder, world).network
     if world.forward_noise is not None:
-        return SmoothedTarget(smoothed_model(folder, world, None).network)
+        return smoothed_model(folder, world, None).network
     final_state(folder, world, "attack").load_into(world.model)
     dataset = world.dataset
 
@@ -125,19 +76,12 @@ def _chosen_rows(
     world: World, certificates: Sequence[Certificate], config: EvadeConfig, progress: Progress
 ) -> list[int]:
     """Rows of the test set, ascending; where there are certificates, a part of theirs."""
-    smoothing = RobustnessConfig.noisy(world.experiment)
-    public, there = 0 if smoothing is None else smoothing.public_images, len(world.dataset.x_test)
+    public, there = RobustnessConfig.public(world.experiment), len(world.dataset.x_test)
     wanted = config.among(len(certificates) or there - public)
     if certificates and wanted > len(certificates):
         progress.warn(f"evade.victims = {wanted}: only certified images are attacked, {len(certificates)}")
         wanted = len(certificates)
-    if wanted > there - public:
-        raise InputError(
-            key="evade.victims",
-            given=wanted,
-            allowed=f"allowed is from 1 to {there - public}; there are {there} test images, {public} of them public",
-        )
-    rows: list[int] = certified_rows(world.experiment.seed, there, wanted, public).tolist()
+    rows: list[int] = certified_rows(world.experiment.seed, there, wanted, public, "evade.victims").tolist()
     missing = set(rows) - {each.image for each in certificates}
     if certificates and missing:
         raise InputError(f"test image {min(missing)} has no certificate: certify again with fedpriv certify")

@@ -1,4 +1,4 @@
-"""Noise in the forward pass: the layer that draws it, and how much of it there is while its weights are trained.
+"""Noise in the forward pass: the layer that draws it.
 
 With noise N(0, Sigma) at one place of a network, z = h(x) + N(0, Sigma), whatever follows is a randomised classifier.
 :mod:`fedpriv.robustness.certify` proves that small perturbations do not change its vote (Lecuyer et al. 2019;
@@ -7,14 +7,11 @@ Cohen et al. 2019; Phan et al. 2019, Algorithm 1). h is affine in the image, and
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.names import NormName
-from fedpriv.core.randomness import torch_stream
 from fedpriv.gradients.calls import RandomLayer
 
 Place = Literal["hidden", "input"]
@@ -23,7 +20,7 @@ Place = Literal["hidden", "input"]
 class RobustnessNoise(RandomLayer):
     """Gaussian noise behind a layer, or before it; fresh for every example of every forward pass.
 
-    It draws while training and inside :func:`drawing`, and is silent in plain evaluation. Without ``deviations`` it is
+    It draws while training and inside :meth:`drawing`, and is silent in plain evaluation. Without ``deviations`` it is
     the layer alone.
 
     Attributes:
@@ -50,6 +47,15 @@ class RobustnessNoise(RandomLayer):
         if self.place == "input":
             return self.layer(self._value(lambda: x))
         return self._value(lambda: self.layer(x))
+
+    @contextmanager
+    def drawing(self, stream: torch.Generator | None) -> Iterator[None]:
+        """Draw fresh noise from a stream inside the block."""
+        self._sampling, self._stream = True, stream
+        try:
+            yield
+        finally:
+            self._sampling, self._stream = False, None
 
     def value_at(self, network: nn.Module, x: Tensor) -> Tensor:
         """Return h(x), the noiseless value at the place of the noise, (B, ...); what follows is not computed."""
@@ -107,45 +113,3 @@ class _ReachedError(Exception):
 def noise_layers(network: nn.Module) -> tuple[RobustnessNoise, ...]:
     """Return the noise layers of a network, in its order."""
     return tuple(layer for layer in network.modules() if isinstance(layer, RobustnessNoise))
-
-
-@dataclass(frozen=True, eq=False)
-class Smoothing:
-    """How much noise there is, public and the same for all clients: Sigma^(1/2) = sigma S_p(W; r) sqrt(K r).
-
-    S_p is the norm, from perturbations of the image to h over sqrt(K r), of the layer as it is (gradients do not flow
-    into it). So a margin m certifies the radius sigma m in every step, and training cannot outgrow the noise by
-    inflating W.
-    """
-
-    layer: RobustnessNoise  # where the noise is added
-    sigma: float  # above 0, in pixels from 0 to 1
-    norm: NormName  # of perturbations
-    spread: Tensor  # sqrt(K r), shaped as one example's value at the place; float64, positive
-    # (network, layer, spread) -> S_p, an estimate that is quick enough for every step of training
-    estimate: Callable[[nn.Module, RobustnessNoise, Tensor], float] = field(repr=False)
-
-    def set_deviations(self, network: nn.Module, norm: float | None = None) -> None:
-        """Scale the noise to the network's weights as they are."""
-        known = self.estimate(network, self.layer, self.spread) if norm is None else norm
-        self.layer.deviations = (self.sigma * known * self.spread).float()
-
-    @contextmanager
-    def drawing(self, network: nn.Module, seed: int, *numbers: int, evaluates: bool = False) -> Iterator[None]:
-        """Draw fresh noise inside the block, scaled to the weights at its beginning."""
-        purpose = "robustness-evaluation" if evaluates else "robustness-noise"
-        stream = torch_stream(seed, purpose, *numbers, device=next(network.parameters()).device)
-        with drawing(self, network, stream):
-            yield
-
-
-@contextmanager
-def drawing(smoothing: Smoothing, network: nn.Module, stream: torch.Generator | None) -> Iterator[None]:
-    """Draw fresh noise from a stream inside the block, scaled to the weights at its beginning."""
-    layer = smoothing.layer
-    smoothing.set_deviations(network)
-    layer._sampling, layer._stream = True, stream
-    try:
-        yield
-    finally:
-        layer._sampling, layer._stream = False, None

@@ -48,6 +48,12 @@ class FirstLayer:
         first = next(self.network.parameters())
         return torch.zeros(1, *self.shape, dtype=first.dtype, device=first.device)
 
+    @property
+    def scale(self) -> Tensor:
+        """By how much a pixel's change is multiplied when images are normalised, (C, H, W), float64."""
+        black = torch.zeros(1, *self.shape, dtype=torch.float64)
+        return (self.normalise(black + 1) - self.normalise(black))[0]
+
     def exact(self) -> "FirstLayer":
         """The same in float64, on the CPU: a copy."""
         try:
@@ -187,8 +193,7 @@ def estimated_norm(first: FirstLayer, spread: Tensor, norm: NormName) -> float:
 
 def _on_the_image(first: FirstLayer, deviations: Tensor) -> LayerNorms:
     """The norms of a diagonal A."""
-    black = torch.zeros(1, *first.shape, dtype=torch.float64)
-    diagonal = (first.normalise(black + 1) - first.normalise(black))[0] / deviations.to("cpu", torch.float64)
+    diagonal = first.scale / deviations.to("cpu", torch.float64)
     l2, linf = float(diagonal.abs().max()) * _UPWARDS, float(diagonal.norm())
     return LayerNorms(l2, linf * _UPWARDS, "exact: noise on the image", linf)
 

@@ -176,6 +176,11 @@ class Robustness(FileRecord):
         """Return one curve."""
         return next(curve for curve in self.curves if (curve.norm, curve.bound) == (norm, bound))
 
+    def mean_radius(self, norm: str, bound: str) -> float:
+        """Return one mean radius."""
+        mean = next(each for each in self.radii if each.bound == bound)
+        return mean.l2 if norm == "l2" else mean.linf
+
     def beyond(self, norm: str, sizes: Sequence[float]) -> tuple[float, ...]:
         """Those of the sizes that no certificate of so many votes holds for."""
         return tuple(size for size in sizes if size >= self.reach.of(norm))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 from typing_extensions import override
@@ -62,6 +62,10 @@ class Robust:
     certificates: tuple[Certificate, ...]  # of each image; empty likewise
     evasion: Evasion | None  # `None`: nothing was attacked
     attempts: tuple[EvasionAttempt, ...]  # each attack on an image; empty likewise
+
+    def broken(self, size: float) -> int:
+        """How many images' certificates attacks of this size broke."""
+        return len({each.image for each in self.attempts if each.broken and each.size == size})
 
 
 @dataclass(frozen=True)
@@ -289,18 +293,14 @@ class RobustFinding(Finding[Robust]):
 
     @override
     def check_trial(self, experiment: Experiment, world: "World") -> None:
-        there, smoothing = len(world.dataset.x_test), RobustnessConfig.noisy(experiment)
-        left = there - (0 if smoothing is None else smoothing.public_images)
+        from fedpriv.robustness.build import certified_rows
+
+        there, public = len(world.dataset.x_test), RobustnessConfig.public(experiment)
         certify, evade = RobustnessConfig.certified(experiment), RobustnessConfig.evaded(experiment)
-        asked = {
-            "certify.examples": 0 if certify is None else certify.among(left),
-            # Where there are certificates, only images that have one are attacked.
-            "evade.victims": 0 if evade is None or certify is not None else evade.among(left),
-        }
-        for key, wanted in asked.items():
-            if wanted > left:
-                allowed = f"allowed is from 1 to {left}; there are {there} test images, {there - left} of them public"
-                raise InputError(key=f"robustness.{key}", given=wanted, allowed=allowed)
+        # Where there are certificates, only images that have one are attacked.
+        key, asked = ("certify.examples", certify) if certify is not None else ("evade.victims", evade)
+        if asked is not None:
+            certified_rows(experiment.seed, there, asked.among(there - public), public, f"robustness.{key}")
 
     @override
     def measure_trial(self, folder: RunFolder) -> None:
@@ -332,7 +332,7 @@ class RobustFinding(Finding[Robust]):
             "truth": truth(evasion) if evasion else "",
             "norms": NORMS,
             "sandwich": sandwich_plot(sandwich(found)),
-            "attempts": found.attempts,
+            "broken": {each.size: found.broken(each.size) for each in found.attempts},
             "bounds": BOUNDS,
             "robustness_facts": robustness_facts(robustness) if robustness else [],
             "robustness_notes": robustness_notes(robustness, evasion) if robustness else [],
@@ -374,24 +374,20 @@ class RobustFinding(Finding[Robust]):
 
     @override
     def table(self, trials: Sequence[RobustColumns], chosen: str) -> tuple[Column, ...]:
-        proven, attacked = certified_size(trials), right_size(trials)
         columns = []
-        if proven is not None:
-            certified = [certified_at(trial, proven) for trial in trials]
-            shares = [None if each is None else Interval(each.share, each.low, each.high) for each in certified]
+        if (size := certified_size(trials)) is not None:
+            shares = [certified_at(trial, size) for trial in trials]
             meaning = ("Certified", _CERTIFIED)
-            columns.append(Column.of_shares(f"certified\n{proven}", f"Certified at {proven}", shares, meaning))
-        if attacked is not None:
-            right = [right_at(trial, attacked) for trial in trials]
-            shares = [None if each is None else Interval(each.right, each.low, each.high) for each in right]
-            title, meaning = f"Right under attack at {attacked}", ("Right under attack", _ATTACKED)
+            columns.append(Column.of_shares(f"certified\n{size}", f"Certified at {size}", shares, meaning))
+        if (size := right_size(trials)) is not None:
+            shares = [right_at(trial, size) for trial in trials]
+            title, meaning = f"Right under attack at {size}", ("Right under attack", _ATTACKED)
             alarms = tuple(bool(trial.broken) for trial in trials)
-            columns.append(Column.of_shares(f"attacked\n{attacked}", title, shares, meaning, alarms))
+            columns.append(Column.of_shares(f"attacked\n{size}", title, shares, meaning, alarms))
         return tuple(columns)
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """Of perturbations."""
 
     norm: str  # l2 or linf
@@ -404,27 +400,27 @@ class Size:
 def certified_size(trials: Sequence[RobustColumns]) -> Size | None:
     """The middle size, Euclidean if there is one, of the first trial that was certified; ``None``: there is none."""
     certified = next((trial.certified for trial in trials if trial.certified), ())
-    norm = next((each.norm for each in certified), "")  # l2 comes first
-    return _middle(norm, [each.size for each in certified if each.norm == norm])
+    return _middle([Size(each.norm, each.size) for each in certified])  # l2 comes first
 
 
 def right_size(trials: Sequence[RobustColumns]) -> Size | None:
     """The middle size of the first trial that was attacked; ``None``: there is none."""
     evasions = next((trial.evasions for trial in trials if trial.evasions), ())
-    every = [each for each in evasions if each.attack == EVERY]
-    return _middle(every[0].norm if every else "", [each.size for each in every])
+    return _middle([Size(each.norm, each.size) for each in evasions if each.attack == EVERY])
 
 
-def certified_at(trial: RobustColumns, size: Size | None) -> CertifiedFigures | None:
+def _middle(sizes: Sequence[Size]) -> Size | None:
+    own = [size for size in sizes if size.norm == sizes[0].norm]
+    return own[len(own) // 2] if own else None
+
+
+def certified_at(trial: RobustColumns, size: Size) -> Interval | None:
     """What is proven in a trial about perturbations of this size; ``None``: it was not asked."""
-    return next((each for each in trial.certified if Size(each.norm, each.size) == size), None)
+    here = (each for each in trial.certified if (each.norm, each.size) == size)
+    return next((Interval(each.share, each.low, each.high) for each in here), None)
 
 
-def right_at(trial: RobustColumns, size: Size | None) -> EvasionFigures | None:
+def right_at(trial: RobustColumns, size: Size) -> Interval | None:
     """What every attack up to this size left right in a trial; ``None``: it was not attacked so."""
-    every = (each for each in trial.evasions if each.attack == EVERY)
-    return next((each for each in every if Size(each.norm, each.size) == size), None)
-
-
-def _middle(norm: str, sizes: Sequence[float]) -> Size | None:
-    return Size(norm, sizes[len(sizes) // 2]) if sizes else None
+    here = (each for each in trial.evasions if (each.attack, each.norm, each.size) == (EVERY, *size))
+    return next((Interval(each.right, each.low, each.high) for each in here), None)

@@ -191,6 +191,12 @@ class RobustnessConfig(ExperimentSection):
         return found if found is not None and found.sigma > 0 else None
 
     @classmethod
+    def public(cls, experiment: "Experiment") -> int:
+        """How many test images the noise is shared out by, so that they are neither certified nor attacked."""
+        found = cls.noisy(experiment)
+        return 0 if found is None else found.public_images
+
+    @classmethod
     def certified(cls, experiment: "Experiment") -> CertifyConfig | None:
         """How a trial's final model is certified: where ``[robustness.certify]`` is given, and there is noise."""
         found = cls.noisy(experiment)

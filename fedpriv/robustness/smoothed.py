@@ -1,23 +1,27 @@
 """The smoothed model of a run, final weights with noise scaled from above, and its votes over fresh draws of noise."""
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn import functional
 
+from fedpriv.attacks.evasion.steps import Loss, PlainTarget
 from fedpriv.core.errors import InputError
 from fedpriv.core.finished import final_state
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import keep_freed_memory
-from fedpriv.core.world import State, World
+from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
-from fedpriv.robustness.build import even_smoothing, first_layer, network_with_noise
-from fedpriv.robustness.noise import RobustnessNoise, Smoothing
+from fedpriv.gradients.calls import until_the_end
+from fedpriv.robustness.build import Smoothing, even_smoothing, first_layer, network_with_noise
 from fedpriv.robustness.norms import FirstLayer, LayerNorms, layer_norms
 from fedpriv.robustness.records import NoiseFacts, Robustness
 from fedpriv.robustness.settings import RobustnessConfig
@@ -30,29 +34,55 @@ _PIECE = 1 << 19
 class SmoothedNetwork:
     """A network that adds fresh noise in every forward pass, asked for votes."""
 
-    network: nn.Module  # in evaluation mode; the whole one, from normalised images to logits
-    smoothing: Smoothing  # its noise, scaled; its weights do not change any more
-    # (B, C, H, W), floating point on [0, 1] -> what the network is fed, of the same type and device
-    normalise: Callable[[Tensor], Tensor]
+    first: FirstLayer  # the network, in evaluation mode, and its noise, scaled; weights do not change any more
     classes: int  # number of logits
     seed: int  # what streams of votes are made of. Votes convince nobody who lets the attacker know it.
+    noisy: ClassVar[bool] = True
 
     @property
-    def layer(self) -> RobustnessNoise:
-        """Where the noise is."""
-        return self.smoothing.layer
+    def deviations(self) -> Tensor:
+        """Sigma^(1/2), shaped as one example's value at the place of the noise."""
+        deviations = self.first.layer.deviations
+        if deviations is None:
+            raise ValueError("the smoothed network has no noise")
+        return deviations
+
+    @property
+    def dimension(self) -> int:
+        """K, at the place of the noise."""
+        return self.deviations.numel()
+
+    def norms(self) -> LayerNorms:
+        """The norms of the first layer in units of the noise, from above."""
+        return layer_norms(self.first, self.deviations)
+
+    def loss(self, draws: int, stream: torch.Generator) -> Loss:
+        """Return -log of the mean over draws of the label's probability (Salman et al. 2019, SmoothAdv).
+
+        With ``draws`` = 0 it is the cross entropy of the network without its noise, as in the paper's code.
+        """
+        if not draws:
+            plain = PlainTarget(self.first.network, self.first.normalise, self.classes, self.dimension)
+            return plain.loss(0, stream)
+
+        def expected(images: Tensor, labels: Tensor) -> Tensor:
+            logits = self.noisy_logits(images, draws, stream)
+            own = functional.log_softmax(logits, dim=2).gather(2, labels.expand(draws, -1)[..., None])[..., 0]
+            return math.log(draws) - own.logsumexp(dim=0)
+
+        return expected
 
     def predictions(self, images: Tensor) -> Tensor:
         """Return the class (B,) of images (B, C, H, W) on [0, 1], without noise."""
         with torch.no_grad():
-            logits: Tensor = self.network(self.normalise(self._moved(images)))
+            logits: Tensor = self.first.network(self._inputs(images))
             return logits.argmax(dim=1).cpu()
 
     def noisy_logits(self, images: Tensor, draws: int, stream: torch.Generator) -> Tensor:
         """Return logits (draws, B, classes) with fresh noise in each, differentiable, the first layer computed once."""
-        inputs = self.normalise(images)
-        value = self.layer.value_at(self.network, inputs)
-        logits = self._onwards(self.layer.drawn(value, draws, stream), inputs)
+        inputs = self.first.normalise(images)
+        value = self.first.layer.value_at(self.first.network, inputs)
+        logits = self._onwards(self.first.layer.drawn(value, draws, stream), inputs)
         return logits.view(draws, len(images), -1)
 
     def votes(self, images: Tensor, count: int, purpose: str, rows: Sequence[int]) -> Tensor:
@@ -65,38 +95,35 @@ class SmoothedNetwork:
             )
 
     def _votes(self, image: Tensor, count: int, step: int, purpose: str, row: int) -> Tensor:
-        inputs = self.normalise(self._moved(image))
-        value = self.layer.value_at(self.network, inputs)
+        inputs = self._inputs(image)
+        value = self.first.layer.value_at(self.first.network, inputs)
         stream = torch_stream(self.seed, purpose, row, device=value.device)
         won = torch.zeros(self.classes, dtype=torch.int64)
         for start in range(0, count, step):
             taken = min(step, count - start)
-            z = self.layer.drawn(value, taken, stream)
+            z = self.first.layer.drawn(value, taken, stream)
             won += torch.bincount(self._onwards(z, inputs).argmax(dim=1).cpu(), minlength=self.classes)
         return won
 
     def _onwards(self, z: Tensor, inputs: Tensor) -> Tensor:
         """The logits from z; a network may look at how many images it is given, and at nothing else of them."""
-        return self.layer.onwards(self.network, z, inputs[:1].detach().expand(len(z), -1, -1, -1))
+        return self.first.layer.onwards(self.first.network, z, inputs[:1].detach().expand(len(z), -1, -1, -1))
 
     def _widest(self, image: Tensor) -> int:
         """The most numbers that a layer makes of one image (1, C, H, W)."""
-        sizes = [self.smoothing.spread.numel()]
+        sizes = [self.dimension]
 
         def note(layer: nn.Module, given: object, made: object) -> None:
             sizes.append(made.numel() if isinstance(made, Tensor) else 0)
 
-        hooks = [layer.register_forward_hook(note) for layer in self.network.modules()]
-        try:
-            self.network(self.normalise(self._moved(image)))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        network = self.first.network
+        with until_the_end([layer.register_forward_hook(note) for layer in network.modules()]):
+            network(self._inputs(image))
         return max(sizes)
 
-    def _moved(self, images: Tensor) -> Tensor:
-        first = next(self.network.parameters())
-        return images.to(first.device, first.dtype)
+    def _inputs(self, images: Tensor) -> Tensor:
+        """What the network is fed of images (B, C, H, W) on [0, 1]."""
+        return self.first.normalise(images.to(self.first.blank()))
 
 
 _NOISE = "robustness/noise.safetensors"
@@ -108,20 +135,6 @@ class SmoothedModel:
 
     network: SmoothedNetwork  # answers with votes
     noise: NoiseFacts  # what the noise is
-    first: FirstLayer  # the layer that a perturbation goes through before it meets the noise
-    public: int  # how many test images the noise was shared out by; they are not certified
-
-    @property
-    def deviations(self) -> Tensor:
-        """Sigma^(1/2), shaped as one example's value at the place of the noise."""
-        deviations = self.network.layer.deviations
-        if deviations is None:
-            raise ValueError("the smoothed model has no noise")
-        return deviations
-
-    def norms(self) -> LayerNorms:
-        """The norms of the first layer in units of the noise, from above."""
-        return layer_norms(self.first, self.deviations)
 
 
 def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) -> SmoothedModel:
@@ -130,22 +143,32 @@ def smoothed_model(folder: RunFolder, world: World, afterwards: float | None) ->
     state.load_into(world.model)
     config = RobustnessConfig.noisy(world.experiment)
     if afterwards is not None:
-        first = _on_images(world)
-        smoothing = even_smoothing(first, afterwards)
+        smoothing, config = _on_images(world, afterwards), None
     elif config is None or not isinstance(world.forward_noise, Smoothing):
         raise InputError(f"{folder.path}: {_without_noise(world)}; say how much, with --noise 0.25 --place input")
     else:
-        first, smoothing = first_layer(world.dataset, world.model), world.forward_noise
-    norms = layer_norms(first, smoothing.spread)
-    smoothing.set_deviations(first.network, norms.l2 if smoothing.norm == "l2" else norms.linf)
-    return _made(world, first, smoothing, _facts(state, first, smoothing, None if afterwards is not None else config))
+        smoothing = world.forward_noise
+        world.model.eval()
+    norms = layer_norms(smoothing.first, smoothing.spread)
+    smoothing.fitted(norms.l2 if smoothing.norm == "l2" else norms.linf)
+    noise = NoiseFacts(
+        place=smoothing.first.layer.place,
+        redistribution="uniform" if config is None else config.redistribution,
+        sigma=smoothing.sigma,
+        norm=smoothing.norm,
+        afterwards=config is None,
+        dimension=smoothing.spread.numel(),
+        model=state.digest().hex(),
+        epsilon=None if config is None else config.epsilon,
+    )
+    return SmoothedModel(_voting(world, smoothing), noise)
 
 
 def write_noise(folder: RunFolder, model: SmoothedModel) -> None:
     """Write the noise and what it was made for; the folder robustness/ has to be there."""
     # One key: safetensors writes several in any order.
     metadata = {"noise": json.dumps(model.noise.to_json())}
-    folder.write_bytes(_NOISE, save({"deviations": model.deviations.cpu().contiguous()}, metadata=metadata))
+    folder.write_bytes(_NOISE, save({"deviations": model.network.deviations.cpu().contiguous()}, metadata=metadata))
 
 
 def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
@@ -167,12 +190,12 @@ def read_smoothed(folder: RunFolder, world: World) -> SmoothedModel:
     if robustness is not None and robustness.noise != noise:
         raise InputError(f"{path} is of other noise than robustness.json: certify again with fedpriv certify")
     state.load_into(world.model)
-    first = _on_images(world) if noise.afterwards else first_layer(world.dataset, world.model)
-    smoothing = even_smoothing(first, noise.sigma) if noise.afterwards else world.forward_noise
+    world.model.eval()
+    smoothing = _on_images(world, noise.sigma) if noise.afterwards else world.forward_noise
     if not isinstance(smoothing, Smoothing) or not _shared_out(deviations, smoothing.spread):
         raise InputError(f"{path} is damaged: it is not of this network")
-    smoothing.layer.deviations = deviations
-    return _made(world, first, smoothing, noise)
+    smoothing.first.layer.deviations = deviations
+    return SmoothedModel(_voting(world, smoothing), noise)
 
 
 def _shared_out(deviations: Tensor, spread: Tensor) -> bool:
@@ -188,32 +211,17 @@ def pixel_images(world: World, rows: Tensor) -> Tensor:
     return unit_scale(world.dataset.x_test[rows], next(iter(world.initial.parameters.values())).dtype)
 
 
-def _made(world: World, first: FirstLayer, smoothing: Smoothing, noise: NoiseFacts) -> SmoothedModel:
-    network = SmoothedNetwork(first.network, smoothing, first.normalise, world.dataset.classes, world.experiment.seed)
-    config = RobustnessConfig.noisy(world.experiment)
-    return SmoothedModel(network, noise, first, 0 if config is None else config.public_images)
+def _voting(world: World, smoothing: Smoothing) -> SmoothedNetwork:
+    return SmoothedNetwork(smoothing.first, world.dataset.classes, world.experiment.seed)
 
 
-def _on_images(world: World) -> FirstLayer:
-    """The model inside noise on the image; a noise layer that it has itself stays silent."""
-    seed, shape = world.experiment.seed, world.dataset.shape
-    return first_layer(world.dataset, network_with_noise(world.model, "input", shape, seed))
+def _on_images(world: World, sigma: float) -> Smoothing:
+    """Even noise on the image around the model; a noise layer that it has itself stays silent."""
+    network = network_with_noise(world.model, "input", world.dataset.shape, world.experiment.seed)
+    return even_smoothing(first_layer(world.dataset, network), sigma)
 
 
 def _without_noise(world: World) -> str:
     if RobustnessConfig.of(world.experiment) is not None:
         return "the run's robustness.noise is 0, and without noise nothing can be certified"
     return "the run was trained without noise, which certificates rest on"
-
-
-def _facts(state: State, first: FirstLayer, smoothing: Smoothing, config: RobustnessConfig | None) -> NoiseFacts:
-    return NoiseFacts(
-        place=first.layer.place,
-        redistribution="uniform" if config is None else config.redistribution,
-        sigma=smoothing.sigma,
-        norm=smoothing.norm,
-        afterwards=config is None,
-        dimension=smoothing.spread.numel(),
-        model=state.digest().hex(),
-        epsilon=None if config is None else config.epsilon,
-    )

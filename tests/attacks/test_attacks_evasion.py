@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.attacks.evasion.steps import Ball, PlainTarget, attacked, gradient, strongest
+from fedpriv.attacks.evasion.steps import Ball, EvasionTrial, PlainTarget, gradient
 from fedpriv.attacks.evasion.table import EVASIONS, EvasionAttack, named_evasion, noiseless_name
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream
 from fedpriv.robustness.build import even_smoothing
-from fedpriv.robustness.evade import SmoothedTarget
 from fedpriv.robustness.noise import RobustnessNoise
 from fedpriv.robustness.smoothed import SmoothedNetwork
 from tests.cases import in_one_test
@@ -43,9 +42,13 @@ def plain(model: nn.Module) -> PlainTarget:
     return PlainTarget(model, lambda pixels: pixels, CLASSES, math.prod(SHAPE))
 
 
-def smoothed(model: nn.Module, sigma: float = 0.2) -> SmoothedTarget:
+def smoothed(model: nn.Module, sigma: float = 0.2) -> SmoothedNetwork:
     first = first_layer(RobustnessNoise(model, "input"), SHAPE, (0.3, 0.4), (0.5, 0.6))
-    return SmoothedTarget(SmoothedNetwork(first.network, even_smoothing(first, sigma), first.normalise, CLASSES, 3))
+    return SmoothedNetwork(even_smoothing(first, sigma).first, CLASSES, 3)
+
+
+def trial(kind: type[EvasionAttack], ball: Ball, steps: int = STEPS, restarts: int = 3) -> EvasionTrial:
+    return EvasionTrial("any", kind, ball, 0, steps, restarts, 1, 0.001, 0)
 
 
 def ours(name: str, norm: str, size: float, model: nn.Module) -> Tensor:
@@ -53,7 +56,7 @@ def ours(name: str, norm: str, size: float, model: nn.Module) -> Tensor:
     kind: type[EvasionAttack] = type("Fixed", (EVASIONS[name],), {"starts_anywhere": False})
     pixels, labels = images()
     stream = torch_stream(0, "start")
-    return attacked(kind, plain(model).loss(0, stream), pixels, labels, Ball(norm, size), STEPS, stream)  # type: ignore[arg-type]
+    return trial(kind, Ball(norm, size)).attacked(plain(model).loss(0, stream), pixels, labels, stream)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -99,7 +102,7 @@ def test_images_stay_in_ball_and_box_and_the_loss_grows(name: str, norm: str, si
         stream = torch_stream(1, "trial")
         ball = Ball(norm, size)  # type: ignore[arg-type]
         loss = target.loss(draws, stream)
-        found = strongest(EVASIONS[name], loss, pixels, labels, ball, STEPS, 3, stream)
+        found = trial(EVASIONS[name], ball).strongest(loss, pixels, labels, stream)
         assert found.shape == pixels.shape and found.min() >= 0 and found.max() <= 1
         assert ball.distance(pixels, found).max() <= size + 1e-6
         with torch.no_grad():
@@ -113,7 +116,7 @@ def test_a_flat_loss_moves_nothing(norm: str, size: float) -> None:
     stream = torch_stream(1, "trial")
     for name in ("fgsm", "ifgsm", "mim"):
         for flat in (lambda x, y: 0 * x.sum(dim=(1, 2, 3)), lambda x, y: (x * math.nan).sum(dim=(1, 2, 3))):
-            found = attacked(EVASIONS[name], flat, pixels, labels, Ball(norm, size), STEPS, stream)  # type: ignore[arg-type]
+            found = trial(EVASIONS[name], Ball(norm, size)).attacked(flat, pixels, labels, stream)  # type: ignore[arg-type]
             torch.testing.assert_close(found, pixels, rtol=0, atol=0)
     constant = nn.Parameter(torch.ones(len(pixels)))  # as with a network that turns its input into whole numbers
     with pytest.raises(InputError, match="no derivative in its input"):
@@ -139,12 +142,12 @@ def test_the_gradient_is_that_of_the_mean_probability(draws: int) -> None:
     target = smoothed(network(torch.float64))
     pixels, labels = images(5, torch.float64)
     found = gradient(target.loss(draws, torch_stream(7, "draws")), pixels, labels)
-    layer = target.network.layer
+    layer = target.first.layer
     assert layer.deviations is not None
     noise = torch.randn(draws, 5, *SHAPE, generator=torch_stream(7, "draws"), dtype=torch.float64) * layer.deviations
     for at in range(5):
         leaf = pixels[at].clone().requires_grad_()
-        inputs = target.network.normalise(leaf[None])
+        inputs = target.first.normalise(leaf[None])
         logits = [layer.layer(inputs + each[at])[0] for each in noise]
         chances = [functional.softmax(each, dim=0)[labels[at]] for each in logits]
         (wanted,) = torch.autograd.grad(-torch.stack(chances).mean().log(), leaf)
@@ -166,7 +169,7 @@ def test_without_draws_the_noise_is_left_out() -> None:
     stream = torch_stream(5, "draws")
     before = stream.get_state()
     found = gradient(target.loss(0, stream), pixels, labels)
-    bare = PlainTarget(model, target.network.normalise, CLASSES, math.prod(SHAPE))
+    bare = PlainTarget(model, target.first.normalise, CLASSES, math.prod(SHAPE))
     torch.testing.assert_close(found, gradient(bare.loss(0, stream), pixels, labels))
     assert torch.equal(before, stream.get_state())
 
@@ -179,7 +182,7 @@ def test_restarts_keep_the_highest_loss_of_each_image() -> None:
         seen.append(functional.cross_entropy(network()(batch), truths, reduction="none"))
         return seen[-1]
 
-    found = strongest(EVASIONS["pgd"], loss, pixels, labels, Ball("linf", 0.2), 2, 5, torch_stream(1, "starts"))
+    found = trial(EVASIONS["pgd"], Ball("linf", 0.2), 2, 5).strongest(loss, pixels, labels, torch_stream(1, "starts"))
     assert [len(each) for each in seen] == [30, 30, 30]  # two steps, and the choice, of all restarts at once
     best = seen[-1].view(5, 6).amax(dim=0)
     torch.testing.assert_close(functional.cross_entropy(network()(found), labels, reduction="none"), best)

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.evasion.steps import Ball, EvasionTrial, Victims, attempts, strongest
+from fedpriv.attacks.evasion.steps import Ball, EvasionTrial, Victims, attempts
 from fedpriv.attacks.evasion.table import EVASIONS
 from fedpriv.core.randomness import torch_stream
-from fedpriv.robustness.evade import SmoothedTarget
 from tests.cases import in_one_test
 from tests.robustness.test_smoothing_exact import SHAPE, Linear, radii
 
@@ -32,12 +31,12 @@ def worst(seed: int, image: Tensor) -> tuple[Linear, float]:
 def test_only_an_attack_above_the_radius_succeeds(seed: int, draws: int, name: str, image: Tensor) -> None:
     made, radius = worst(seed, image)
     stream = torch_stream(seed, "attack")
-    loss, labels = SmoothedTarget(made.voting).loss(draws, stream), torch.zeros(1, dtype=torch.int64)
+    loss, labels = made.voting.loss(draws, stream), torch.zeros(1, dtype=torch.int64)
     # Of what a random start is beside the worst direction, all steps together leave e^-2.5.
     above = 1.03 if EVASIONS[name].starts_anywhere else 1.01
     for share, turned in ((0.99, False), (above, True)):
-        ball = Ball("l2", share * radius)
-        found = strongest(EVASIONS[name], loss, image[None], labels, ball, 100, 8, stream)[0]
+        trial = EvasionTrial(name, EVASIONS[name], Ball("l2", share * radius), draws, 100, 8, 1, 0.001, seed)
+        found = trial.strongest(loss, image[None], labels, stream)[0]
         assert (made.probability(found) < 0.5) == turned
 
 
@@ -46,7 +45,7 @@ def test_a_certificate_is_broken_only_beyond_doubt(image: Tensor) -> None:
     made, radius = worst(1, image)
     victims = Victims([0], image[None], torch.zeros(1, dtype=torch.int64), {0: 2 * radius})
     trial = EvasionTrial("pgd", EVASIONS["pgd"], Ball("l2", 1.5 * radius), 4, 10, 1, 200, 1e-6, 5)
-    target = SmoothedTarget(made.voting)
+    target = made.voting
     (line,) = attempts(trial, target, victims)
     assert line.broken and not line.right and line.votes == 20 * 200 and line.radius == 2 * radius
     (line,) = attempts(replace(trial, votes=25, ball=Ball("l2", 1.9 * radius)), target, victims)

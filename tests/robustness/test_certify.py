@@ -97,7 +97,7 @@ def test_the_certified_network_can_be_asked_again(noisy: RunFolder) -> None:
     assert [int(row[each.predicted]) for row, each in zip(counts, certificates, strict=True)] == [
         each.count for each in certificates
     ]
-    assert model.norms().l2 == pytest.approx(noisy.read(Robustness).norms.l2)  # type: ignore[union-attr]
+    assert model.network.norms().l2 == pytest.approx(noisy.read(Robustness).norms.l2)  # type: ignore[union-attr]
 
 
 def test_a_model_without_noise_is_certified_afterwards(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_model_without_noise_is_certified_afterwards(tmp_path: Path) -> None:
     assert found.norms.l2 == pytest.approx(1 / 0.2, rel=1e-6)
     assert found.norms.linf == pytest.approx(8 / 0.2, rel=1e-6)
     again = read_smoothed(folder, build_world(folder.experiment()))
-    assert again.norms().l2 == pytest.approx(found.norms.l2)
+    assert again.network.norms().l2 == pytest.approx(found.norms.l2)
     resume_run(folder.path, Silent())
     summary = folder.summary()
     assert summary is not None and (summary.model_extra or {})["robustness"] == found.model_dump(mode="json")

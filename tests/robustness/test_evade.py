@@ -18,7 +18,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.robustness.certify import certify_run
-from fedpriv.robustness.evade import SmoothedTarget, evade_run
+from fedpriv.robustness.evade import evade_run
 from fedpriv.robustness.records import Certificate, Evasion, read_attempts, read_certificates
 from fedpriv.robustness.settings import EvadeConfig
 from fedpriv.robustness.smoothed import pixel_images, read_smoothed
@@ -100,7 +100,7 @@ def test_below_the_radius_nothing_changes(tmp_path: Path) -> None:
     few = CERTIFY.model_copy(update={"examples": 350, "votes": 100, "rivals": "together"})
     robustness = certify_run(folder, few, None, Silent())
     world = build_world(folder.experiment())
-    target = SmoothedTarget(read_smoothed(folder, world).network)
+    target = read_smoothed(folder, world).network
     norms: tuple[NormName, ...] = ("l2", "linf")
     for norm in norms:
         groups: dict[float, list[Certificate]] = {}

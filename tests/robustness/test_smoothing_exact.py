@@ -6,7 +6,6 @@ norm that is too small or a bound at too little confidence shows here.
 """
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ from scipy import integrate, special, stats
 from torch import Tensor, nn
 
 from fedpriv.core.randomness import torch_stream
-from fedpriv.robustness.build import even_smoothing, shares_spread
+from fedpriv.robustness.build import Smoothing, even_smoothing, shares_spread
 from fedpriv.robustness.certify import Bounds, certificate, main_margin, vote_bounds
-from fedpriv.robustness.noise import RobustnessNoise, Smoothing
-from fedpriv.robustness.norms import FirstLayer, layer_norms
+from fedpriv.robustness.noise import RobustnessNoise
+from fedpriv.robustness.norms import layer_norms
 from fedpriv.robustness.settings import CertifyConfig
 from fedpriv.robustness.smoothed import SmoothedNetwork
 from tests.cases import in_one_test
@@ -40,9 +39,8 @@ class Linear:
         self.network = nn.Sequential(nn.Flatten(), RobustnessNoise(inner), head)
         self.first = first_layer(self.network, SHAPE, MEAN, STD)
         self.columns = jacobian(self.first, nn.Sequential(nn.Flatten(), inner))
-        self.smoothing = Smoothing(self.first.layer, 0.3, "l2", spread, lambda *_: math.nan)
         scale = torch.linalg.matrix_norm(self.columns / spread.flatten()[:, None], 2)
-        self.smoothing.set_deviations(self.network, float(scale))
+        Smoothing(self.first, 0.3, "l2", spread).fitted(float(scale))
         self.deviations = (0.3 * float(scale) * spread).flatten()
         relative = self.columns / self.deviations[:, None]
         direction = torch.randn(COORDINATES, generator=stream, dtype=torch.float64)
@@ -52,7 +50,7 @@ class Linear:
             head.weight.copy_(torch.stack([direction, torch.zeros(COORDINATES)]))
             head.bias.zero_()
         self.direction, self.head = direction, head
-        self.voting = SmoothedNetwork(self.network, self.smoothing, partial(normalised, MEAN, STD), 2, seed)
+        self.voting = SmoothedNetwork(self.first, 2, seed)
 
     def shifted_to(self, image: Tensor, probability: float) -> None:
         """Move the boundary so that the first class wins on the image with this probability."""
@@ -89,7 +87,7 @@ def image() -> Tensor:
 
 
 def radii(made: Linear, probability: float) -> tuple[float, float]:
-    norms = layer_norms(made.first, made.smoothing.layer.deviations)  # type: ignore[arg-type]
+    norms = layer_norms(made.first, made.first.layer.deviations)  # type: ignore[arg-type]
     margin = main_margin(Bounds(probability, 1 - probability))
     return margin / norms.l2, margin / norms.linf
 
@@ -138,7 +136,7 @@ def test_certificates_from_votes_hold_as_often_as_they_say(image: Tensor) -> Non
     """
     made = Linear(3, worst=True)
     made.shifted_to(image, 0.85)
-    norms = layer_norms(made.first, made.smoothing.layer.deviations)  # type: ignore[arg-type]
+    norms = layer_norms(made.first, made.first.layer.deviations)  # type: ignore[arg-type]
     config = CertifyConfig(alpha=0.05, rivals="together")
     distance = made.distance(image, "l2")
     counts = made.voting.votes(image.expand(300, *SHAPE), 100, "test", range(300)).tolist()
@@ -162,10 +160,9 @@ def test_votes_are_those_of_whole_forward_passes(image: Tensor) -> None:
     """The first layer once, then noise: as if the network had been run with its noise for each vote."""
     conv = seeded(nn.Conv2d, 1, 3, 3, padding=1)
     model = nn.Sequential(RobustnessNoise(conv), nn.ReLU(), nn.Flatten(), seeded(nn.Linear, 36, 4, seed=5))
-    first = FirstLayer(model.eval(), model[0], partial(normalised, MEAN, STD), SHAPE)  # type: ignore[arg-type]
-    smoothing = Smoothing(model[0], 1.0, "l2", torch.full((3, 3, 4), 0.8).double(), lambda *_: 1.0)  # type: ignore[arg-type]
-    smoothing.set_deviations(model, 1.0)
-    voting = SmoothedNetwork(model, smoothing, first.normalise, 4, 1)
+    first = first_layer(model, SHAPE, MEAN, STD)
+    first.layer.deviations = torch.full((3, 3, 4), 0.8)
+    voting = SmoothedNetwork(first, 4, 1)
     stream, wanted = torch_stream(1, "test", 3), torch.zeros(4, dtype=torch.int64)
     with torch.no_grad():
         value = conv(first.normalise(image[None]))
@@ -177,9 +174,9 @@ def test_votes_are_those_of_whole_forward_passes(image: Tensor) -> None:
 def test_noisy_logits_have_the_gradient_of_whole_forward_passes(image: Tensor) -> None:
     conv = seeded(nn.Conv2d, 1, 3, 3, padding=1)
     model = nn.Sequential(RobustnessNoise(conv), nn.Tanh(), nn.Flatten(), seeded(nn.Linear, 36, 4, seed=5)).eval()
-    smoothing = Smoothing(model[0], 1.0, "l2", torch.full((3, 3, 4), 0.8).double(), lambda *_: 1.0)  # type: ignore[arg-type]
-    smoothing.set_deviations(model, 1.0)
-    voting = SmoothedNetwork(model, smoothing, partial(normalised, MEAN, STD), 4, 1)
+    first = first_layer(model, SHAPE, MEAN, STD)
+    first.layer.deviations = torch.full((3, 3, 4), 0.8)
+    voting = SmoothedNetwork(first, 4, 1)
     images = torch.stack([image, 1 - image]).requires_grad_()
     found = voting.noisy_logits(images, 5, torch_stream(1, "test"))
     noise = 0.8 * torch.randn(5, 2, 3, 3, 4, generator=torch_stream(1, "test"))
@@ -227,7 +224,7 @@ def test_any_function_of_one_number_keeps_to_the_margin(name: str, sigma: float)
 
 def test_bounds_of_votes_enter_the_radius(image: Tensor) -> None:
     made = Linear(1)
-    norms = layer_norms(made.first, made.smoothing.layer.deviations)  # type: ignore[arg-type]
+    norms = layer_norms(made.first, made.first.layer.deviations)  # type: ignore[arg-type]
     found = certificate(5, 1, 0, [90, 10], CertifyConfig(), norms)
     bounds = vote_bounds([90, 10], 0, 0.001, "each")
     assert (found.lower, found.upper, found.votes, found.runner_up) == (bounds.lower, bounds.upper, 100, 10)
@@ -242,6 +239,6 @@ def test_votes_come_in_batches_that_the_widest_layer_allows(image: Tensor) -> No
     first = first_layer(RobustnessNoise(wide, "input"), SHAPE, MEAN, STD)
     seen: list[int] = []
     wide[1].register_forward_hook(lambda layer, given, made: seen.append(len(made)))
-    voting = SmoothedNetwork(first.network, even_smoothing(first, 0.5), first.normalise, 2, 1)
+    voting = SmoothedNetwork(even_smoothing(first, 0.5).first, 2, 1)
     assert voting.votes(image[None], 300, "test", [0]).sum() == 300
     assert max(seen) * 4096 <= 1 << 19 and sum(seen) == 300 + 1 and len(seen) == 4

@@ -29,8 +29,7 @@ from fedpriv.robustness.build import (
     vulnerable_spread,
     with_noise,
 )
-from fedpriv.robustness.noise import Place, RobustnessNoise, Smoothing, drawing, noise_layers
-from fedpriv.robustness.norms import FirstLayer
+from fedpriv.robustness.noise import Place, RobustnessNoise, noise_layers
 from fedpriv.robustness.settings import RobustnessConfig
 from tests.cases import in_one_test
 from tests.robustness.smoothed_networks import Bent, Skip, first_layer, jacobian, seeded
@@ -43,9 +42,11 @@ def network(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(RobustnessNoise(conv), nn.ReLU(), nn.Flatten(), seeded(nn.Linear, 48, 3, seed=seed))
 
 
-def fixed(model: nn.Module, deviations: torch.Tensor) -> Smoothing:
-    """Noise of given deviations, whatever the weights are."""
-    return Smoothing(noise_layers(model)[0], 1.0, "l2", deviations.double(), lambda *_: 1.0)
+def fixed(model: nn.Module, deviations: torch.Tensor) -> RobustnessNoise:
+    """The noise layer, with noise of given deviations, whatever the weights are."""
+    layer = noise_layers(model)[0]
+    layer.deviations = deviations
+    return layer
 
 
 # ---- the law ---------------------------------------------------------------------------------------------------------
@@ -58,7 +59,8 @@ def test_the_covariance_is_sigma(place: str) -> None:
     model = nn.Sequential(RobustnessNoise(inner if place == "hidden" else nn.Identity(), place))  # type: ignore[arg-type]
     deviations = torch.tensor([0.2, 0.5, 1.0, 1.5, 2.0, 3.0])
     x = torch.ones(20_000, 6)
-    with drawing(fixed(model, deviations), model.eval(), torch_stream(1, "noise")), torch.no_grad():
+    model.eval()
+    with fixed(model, deviations).drawing(torch_stream(1, "noise")), torch.no_grad():
         noise = (model(x) - (inner(x) if place == "hidden" else x)) / deviations
     draws, tests = len(x), 6 + 15 + 6
     level = 1e-4 / tests
@@ -72,10 +74,9 @@ def test_the_covariance_is_sigma(place: str) -> None:
 
 def test_noise_is_fresh_for_each_example_and_pass() -> None:
     model = network()
-    smoothing = fixed(model, torch.ones(3, 4, 4))
+    layer = fixed(model.eval(), torch.ones(3, 4, 4))
     x = torch.zeros(5, *SHAPE)
-    stream = torch_stream(1, "noise")
-    with drawing(smoothing, model.eval(), stream), torch.no_grad():
+    with layer.drawing(torch_stream(1, "noise")), torch.no_grad():
         passes = torch.cat([model(x), model(x)])
     assert len(passes.unique(dim=0)) == 10
 
@@ -84,16 +85,15 @@ def test_it_draws_while_training_and_is_silent_in_evaluation() -> None:
     model, x = network(), torch.rand(2, *SHAPE)
     bare = nn.Sequential(model[0].layer, *list(model)[1:])  # type: ignore[arg-type, union-attr]
     assert torch.equal(model(x), bare(x)) and dropout_layers(model) == ()
-    smoothing = fixed(model, torch.ones(3, 4, 4))
-    smoothing.set_deviations(model)
+    layer = fixed(model, torch.ones(3, 4, 4))
     assert dropout_layers(model) == ("0",)
     assert torch.equal(model.eval()(x), bare(x))
     model.train()
     assert not torch.equal(model(x), bare(x))
     model.eval()
-    with drawing(smoothing, model, torch_stream(1, "noise")):
+    with layer.drawing(torch_stream(1, "noise")):
         noisy = model(x)
-    with drawing(smoothing, model, torch_stream(1, "noise")):
+    with layer.drawing(torch_stream(1, "noise")):
         assert torch.equal(model(x), noisy)
     assert torch.equal(model(x), bare(x)) and not torch.equal(noisy, bare(x))
     assert [name for name, _ in model.named_buffers()] == []  # buffers are uploaded
@@ -105,11 +105,11 @@ def test_the_scale_follows_the_weights() -> None:
     first = first_layer(model, SHAPE, (0.1,), (0.4,))
     config = RobustnessConfig(noise=0.25, redistribution="rows")
     smoothing = build_smoothing(config, first, lambda _: pytest.fail("no public image is needed"))
-    before = smoothing.layer.deviations
+    before = first.layer.deviations
     with torch.no_grad():
         model[0].layer.weight.mul_(10)  # type: ignore[union-attr, operator]
-    with drawing(smoothing, model, None):
-        after = smoothing.layer.deviations
+    with smoothing.drawing(1):
+        after = first.layer.deviations
     assert before is not None and after is not None
     assert torch.allclose(after, 10 * before, rtol=1e-5)
     largest = torch.linalg.matrix_norm(jacobian(first, model[0].layer) / after.double().flatten()[:, None], 2)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_gradients_are_autograds_with_the_same_noise(route: str) -> None:
     model = network().train()
     if route == "dense":
         model.append(_Doubled())
-    smoothing = fixed(model, 0.1 + torch.rand(3, 4, 4, generator=torch_stream(1, "d")))
+    layer = fixed(model, 0.1 + torch.rand(3, 4, 4, generator=torch_stream(1, "d")))
     x, y = torch.rand(6, *SHAPE, generator=torch_stream(1, "x")), torch.arange(6) % 3
     x[1], y[1] = x[0], y[0]
 
@@ -132,12 +132,12 @@ def test_gradients_are_autograds_with_the_same_noise(route: str) -> None:
         return functional.cross_entropy(outputs, labels, reduction="none")
 
     way = find_route(model, loss, x, y)
-    with drawing(smoothing, model, torch_stream(7, "noise")):
+    with layer.drawing(torch_stream(7, "noise")):
         found = per_example_gradients(model, loss, x, y, route=way)
         assert any(way.startswith(route) for way in found.routes.values())
         rows = found.rows(0, 6)
     assert not torch.allclose(rows["3.weight"][0], rows["3.weight"][1])  # the same image, other noise
-    with drawing(smoothing, model, torch_stream(7, "noise")):
+    with layer.drawing(torch_stream(7, "noise")):
         losses = loss(model(x), y)
     for position, one in enumerate(losses):
         wanted = torch.autograd.grad(one, list(model.parameters()), retain_graph=True)
@@ -395,9 +395,15 @@ def test_what_own_networks_raise_is_one_line() -> None:
 def test_the_estimate_of_a_copy_is_of_the_copy() -> None:
     """Engines and attacks copy networks; noise is scaled to the weights at hand."""
     model = network()
-    first = first_layer(model, SHAPE)
-    assert isinstance(first, FirstLayer)
-    smoothing = build_smoothing(RobustnessConfig(noise=0.5), first, lambda _: pytest.fail("not needed"))
-    other = network(seed=3)
-    expected = smoothing.estimate(model, smoothing.layer, smoothing.spread)
-    assert smoothing.estimate(other, noise_layers(other)[0], smoothing.spread) != pytest.approx(expected, rel=1e-3)
+    smoothing = build_smoothing(
+        RobustnessConfig(noise=0.5), first_layer(model, SHAPE), lambda _: pytest.fail("not needed")
+    )
+    before = smoothing.first.layer.deviations
+    other, copied = copy.deepcopy((model, smoothing))
+    with torch.no_grad():
+        other[0].layer.weight.mul_(10)  # type: ignore[union-attr, operator]
+    after = copied.fitted().first.layer.deviations
+    assert before is not None and after is not None
+    assert torch.allclose(after, 10 * before, rtol=1e-5)
+    assert smoothing.fitted().first.layer.deviations is not None
+    assert torch.equal(smoothing.first.layer.deviations, before)  # type: ignore[arg-type]

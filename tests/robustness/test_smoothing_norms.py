@@ -69,9 +69,9 @@ def test_the_worlds_first_layer_divides_by_the_data_sets_deviation(place: str) -
     settings = {"model": {"name": "lenet"}, "robustness": {"noise": 0.25, "place": place}, "engine": {"device": "cpu"}}
     world = build_world(Experiment.model_validate(settings))
     assert world.dataset.std != (1.0,) and world.forward_noise is not None
-    first, deviations = of_world(world.dataset, world.model), world.forward_noise.layer.deviations
+    first, deviations = of_world(world.dataset, world.model), world.forward_noise.first.layer.deviations
     assert deviations is not None
-    layer = copy.deepcopy(world.forward_noise.layer.layer).double() if place == "hidden" else nn.Identity()
+    layer = copy.deepcopy(world.forward_noise.first.layer.layer).double() if place == "hidden" else nn.Identity()
 
     def value(pixels: Tensor) -> Tensor:
         return layer((pixels - world.dataset.mean[0]) / world.dataset.std[0])

@@ -15,7 +15,6 @@ from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
-from fedpriv.robustness.noise import drawing
 from fedpriv.server.evaluation import evaluate, evaluate_all
 from fedpriv.server.tap import record_heard
 from tests.integration.small import experiment, left_behind
@@ -86,7 +85,8 @@ def test_the_server_counts_one_draw_an_image_beside_the_noiseless_model() -> Non
     first, again, other = (evaluate_all(world, world.initial, number).noisy_accuracy for number in (1, 1, 2))
     assert first == again and isinstance(other, float)
     assert world.forward_noise is not None
-    with drawing(world.forward_noise, world.model.eval(), None), torch.no_grad():
+    world.model.eval()
+    with world.forward_noise.drawing(1), torch.no_grad():
         images = world.network_input(world.dataset.x_test)
         assert not torch.equal(world.model(images), world.model(images))
     bare = build_world(experiment())
