@@ -7,7 +7,8 @@ holds if an example changes its own gradient only: no other one of its batch, an
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -91,21 +92,62 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
         x, y = x[: first.examples], y[: first.examples]
         with _refused(f"{type(model).__name__} cannot compute gradients"):
             route = find_route(_copy(model), loss, x.clone(), y)
+        batch = _Batch(loss, route, x, y)
         # Where each example is computed alone, it reaches those alone that are computed after it.
-        places = [0] if route.dense else _positions(x)
-        alike = x[:1].expand_as(x).clone(), y[:1].expand_as(y).clone()
-        another = [_change("another image", *alike, position, x[1], y[1]) for position in places]
-        flat = _with_flat(x, blank)
-        beside_flat = [_change("another image", flat, y, position, x[1], y[1]) for position in places]
+        places = [0] if route.dense else batch.positions
+        flat = replace(batch, x=_with_flat(x, blank))
+        alike = replace(batch, x=x[:1].expand_as(x).clone(), y=y[:1].expand_as(y).clone())
         tried = _copy(model)
         with _SlopesForEach() if first.slopes else nullcontext():
-            _refuse_influence(model, lambda: tried, loss, x, y, list(_changes(x, y, blank, places)), route)
-            _refuse_influence(model, lambda: tried, loss, flat, y, beside_flat, route)
+            _refuse_influence(model, lambda: tried, batch, list(_changes(batch, blank, places)))
             # What a model keeps from the first examples that it ever sees shows on fresh copies only.
-            _refuse_influence(model, partial(_copy, model), loss, *alike, another, route)
+            for shown, fresh in ((flat, lambda: tried), (alike, partial(_copy, model))):
+                changes = [shown.changed("another image", place, x[1], y[1]) for place in places]
+                _refuse_influence(model, fresh, shown, changes)
         tried = _copy(model)
-        if _without_chance(tried, loss, x, y, route):
-            _refuse_other_numbers(tried, loss, x, y, route)
+        if _without_chance(tried, batch):
+            _refuse_other_numbers(tried, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Examples, and how their gradients are computed."""
+
+    loss: Loss
+    route: Route
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B, ...)
+
+    @property
+    def positions(self) -> list[int]:
+        """The first, the middle and the last example."""
+        return sorted({0, len(self.x) // 2, len(self.x) - 1})
+
+    def run(self, model: nn.Module, seed: int, what: str = "cannot compute gradients") -> "_Pass":
+        """Compute the gradients of a model, with random numbers of a seed."""
+        with seeded_generators(seed, self.x.device), _refused(f"{type(model).__name__} {what}"):
+            start = generator_states()
+            gradients = per_example_gradients(model, self.loss, self.x.clone(), self.y, route=self.route)
+            end = generator_states()
+        return _Pass(gradients, start != end, end)
+
+    def alone(self, row: int) -> "_Batch":
+        """One of the examples."""
+        return replace(self, x=self.x[[row]], y=self.y[[row]])
+
+    def changed(self, what: str, position: int, one_x: Tensor, one_y: Tensor, natural: bool = True) -> "_Change":
+        """Replace one of the examples."""
+        x, y = self.x.clone(), self.y.clone()
+        x[position], y[position] = one_x, one_y
+        return _Change(what, position, replace(self, x=x, y=y), natural)
+
+
+class _Pass(NamedTuple):
+    """What one pass gave."""
+
+    gradients: FactoredGradients
+    drew: bool  # whether a global generator moved
+    states: tuple[object, ...]  # of the global generators at the end
 
 
 # ---- one example is replaced ----------------------------------------------------------------------------------------
@@ -116,22 +158,8 @@ class _Change(NamedTuple):
 
     what: str  # took its place, for people
     position: int  # of the example
-    x: Tensor  # (B, ...)
-    y: Tensor  # (B, ...)
+    batch: _Batch
     natural: bool  # whether data may hold such an example
-
-
-def _change(
-    what: str, x: Tensor, y: Tensor, position: int, one_x: Tensor, one_y: Tensor, natural: bool = True
-) -> _Change:
-    x, y = x.clone(), y.clone()
-    x[position], y[position] = one_x, one_y
-    return _Change(what, position, x, y, natural)
-
-
-def _positions(x: Tensor) -> list[int]:
-    """The first, the middle and the last example."""
-    return sorted({0, len(x) // 2, len(x) - 1})
 
 
 def _with_flat(x: Tensor, blank: Sequence[Tensor]) -> Tensor:
@@ -141,10 +169,11 @@ def _with_flat(x: Tensor, blank: Sequence[Tensor]) -> Tensor:
     return x
 
 
-def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor], places: Sequence[int]) -> Iterator[_Change]:
+def _changes(batch: _Batch, blank: Sequence[Tensor], places: Sequence[int]) -> Iterator[_Change]:
+    x, y = batch.x, batch.y
     for position in places:
         neighbour = (position + 1) % len(x)
-        replaced = partial(_change, x=x, y=y, position=position, one_y=y[neighbour])
+        replaced = partial(batch.changed, position=position, one_y=y[neighbour])
         yield replaced("a copy of another one", one_x=x[neighbour])
         yield replaced("all zeros", one_x=torch.zeros_like(x[position]))
         yield replaced("all ones", one_x=torch.ones_like(x[position]))
@@ -156,45 +185,36 @@ def _changes(x: Tensor, y: Tensor, blank: Sequence[Tensor], places: Sequence[int
 
 
 def _refuse_influence(
-    model: nn.Module,
-    tried: Callable[[], nn.Module],
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
-    changes: Sequence[_Change],
-    route: Route,
+    model: nn.Module, tried: Callable[[], nn.Module], batch: _Batch, changes: Sequence[_Change]
 ) -> None:
     """Refuse if another gradient than the replaced example's changes; each change has random numbers of its own."""
     kept: _Pass | None = None
     for seed, change in enumerate(changes):
-        before = kept or _pass(tried(), loss, x, y, seed, route)
+        before = kept or batch.run(tried(), seed)
         kept = None if before.drew else before
-        after = _after(model, tried(), loss, change, seed, route)
+        after = _after(model, tried(), change, seed)
         different = after and _difference(before, after, change.position)
         if different:
-            raise InputError(_reason(model, loss, x, y, change, seed, route, layer_of(different, model)))
+            raise InputError(_reason(model, batch, change, seed, layer_of(different, model)))
 
 
-def _after(model: nn.Module, tried: nn.Module, loss: Loss, change: _Change, seed: int, route: Route) -> "_Pass | None":
+def _after(model: nn.Module, tried: nn.Module, change: _Change, seed: int) -> _Pass | None:
     """The pass with the replaced example; nothing if the model fails on one that data cannot hold."""
     what = f"cannot compute a batch in which an example is {change.what}"
     try:
-        return _pass(tried, loss, change.x, change.y, seed, route, what)
+        return change.batch.run(tried, seed, what)
     except InputError as error:
         if not change.natural:
             return None  # a model that checks its input
-        _pass(_copy(model), loss, change.x, change.y, seed, route, what)
+        change.batch.run(_copy(model), seed, what)
         raise InputError(
             f"{type(model).__name__} keeps something of earlier passes, so that a later one fails ({error})"
         ) from error
 
 
-def _reason(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, change: _Change, seed: int, route: Route, layer: str
-) -> str:
+def _reason(model: nn.Module, batch: _Batch, change: _Change, seed: int, layer: str) -> str:
     """Why gradients differ, for people: found out on copies that have not seen any example yet."""
-    first, again = (_pass(_copy(model), loss, x, y, seed, route) for _ in range(2))
-    changed = _pass(_copy(model), loss, change.x, change.y, seed, route)
+    first, again, changed = (each.run(_copy(model), seed) for each in (batch, batch, change.batch))
     different = _difference(first, again)
     if different and first.states != again.states:
         return (
@@ -207,7 +227,7 @@ def _reason(
             f"numbers: {type(model).__name__} keeps something of earlier passes, which no noise protects, or draws "
             "from another generator than the global ones"
         )
-    seen = f"example {change.position + 1} of {len(x)} replaced by {change.what}"
+    seen = f"example {change.position + 1} of {len(batch.x)} replaced by {change.what}"
     depends = f"the gradient of layer {layer} for one example depends on the others of its batch"
     if first.states != changed.states:
         return f"{depends}: they decide how many random numbers are drawn, which shifts those that it gets ({seen})"
@@ -217,43 +237,44 @@ def _reason(
 # ---- examples alone, and their sum ----------------------------------------------------------------------------------
 
 
-def _without_chance(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> bool:
+def _without_chance(model: nn.Module, batch: _Batch) -> bool:
     """Switch off what the model draws, and tell whether that is all it draws."""
     for layer in model.modules():
         if isinstance(layer, _DropoutNd | nn.RReLU):
             layer.eval()
-    if not _random(model, loss, x, y, route):
+    if not _random(model, batch):
         return True
     model.eval()
-    return not _random(model, loss, x, y, route)
+    return not _random(model, batch)
 
 
-def _random(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> bool:
+def _random(model: nn.Module, batch: _Batch) -> bool:
     """Tell whether other random numbers give other gradients."""
-    first = _pass(model, loss, x, y, 0, route)
-    return first.drew and bool(_difference(first, _pass(model, loss, x, y, 1, route)))
+    first = batch.run(model, 0)
+    return first.drew and bool(_difference(first, batch.run(model, 1)))
 
 
-def _refuse_other_numbers(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> None:
+def _refuse_other_numbers(model: nn.Module, batch: _Batch) -> None:
     """Refuse if gradients in a batch are not those of single examples, or do not add up to what the batch trains with.
 
     In float64, which rounds least, or in the type of the model where it takes no other.
     """
     own = next(value.dtype for value in model.parameters() if value.requires_grad)
+    precise = replace(batch, x=batch.x.double()) if batch.x.is_floating_point() else batch
     try:
-        reason = _disagreement(model.double(), loss, x.double() if x.is_floating_point() else x, y, route)
+        reason = _disagreement(model.double(), precise)
     except (InputError, RuntimeError, TypeError, ValueError):
-        reason = _disagreement(model.to(own), loss, x, y, route)
+        reason = _disagreement(model.to(own), batch)
     if reason:
         raise InputError(reason)
 
 
-def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> str:
+def _disagreement(model: nn.Module, batch: _Batch) -> str:
     """Why gradients are not those of single examples, or do not add up; empty if they are and do."""
-    gradients = _pass(model, loss, x, y, 0, route).gradients
-    rounding = _Rounding(model, loss, x, y, gradients, route)
-    for row in _positions(x):
-        alone = _pass(model, loss, x[[row]], y[[row]], 0, route, "cannot compute one example alone").gradients
+    gradients = batch.run(model, 0).gradients
+    rounding = _Rounding(model, batch, gradients)
+    for row in batch.positions:
+        alone = batch.alone(row).run(model, 0, "cannot compute one example alone").gradients
         for name in gradients.shapes:
             off = _apart(gradients.rows(row, row + 1, (name,))[name], alone.rows(0, 1, (name,))[name])
             if not off <= rounding.share * rounding.longest and not off <= rounding.moves(name)[row]:
@@ -262,8 +283,8 @@ def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Rou
                     "batch, so that no noise can protect one of them (alone it is another one)"
                 )
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    with seeded_generators(0, x.device), torch.enable_grad():
-        total = loss(model(x.clone()), y).sum()
+    with seeded_generators(0, batch.x.device), torch.enable_grad():
+        total = batch.loss(model(batch.x.clone()), batch.y).sum()
         wanted = plain_gradient(total, trained) if total.requires_grad else {}
     sums = gradients.combine(torch.ones_like(gradients.norms()))
     for name, value in wanted.items():
@@ -282,37 +303,32 @@ def _disagreement(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Rou
 class _Rounding:
     """What rounding may do to the gradients of a batch."""
 
-    def __init__(
-        self, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, gradients: GradientOperator, route: Route
-    ) -> None:
+    def __init__(self, model: nn.Module, batch: _Batch, gradients: GradientOperator) -> None:
         norms = {name: gradients.norms((name,)) for name in gradients.shapes}
         self.share = ROUNDED[gradients.dtype]
         self.sizes = {name: float(value.sum().nan_to_num()) for name, value in norms.items()}
         self.longest = max(float(value.nan_to_num(posinf=0.0).max()) for value in norms.values())
-        self._gradients = gradients
-        self._again = partial(_rounded_anew, model, loss, x, y, route)
-        self._other: GradientOperator | None = None
+        self._model, self._batch, self._gradients = model, batch, gradients
 
     def moves(self, name: str) -> Tensor:
         """A few times what a parameter's gradients (B,) move when parameters and inputs are rounded to float32."""
-        self._other = self._other or self._again()
         pairs = (each.rows(0, each.examples, (name,))[name] for each in (self._gradients, self._other))
         return MOVED * torch.tensor([_apart(one, other) for one, other in zip(*pairs, strict=True)])
 
+    @cached_property
+    def _other(self) -> GradientOperator:
+        """The gradients where each number of parameters and inputs is rounded up or down as in float32."""
+        model, x, stream = _copy(self._model), self._batch.x, torch.Generator().manual_seed(0)
 
-def _rounded_anew(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route) -> GradientOperator:
-    """The gradients of a batch where each number of the parameters and inputs is rounded up or down as in float32."""
-    model, stream = _copy(model), torch.Generator().manual_seed(0)
+        def rounded(value: Tensor) -> Tensor:
+            up = torch.randint(2, value.shape, generator=stream).to(value) * 2 - 1
+            return value * (1 + torch.finfo(torch.float32).eps / 2 * up)
 
-    def rounded(value: Tensor) -> Tensor:
-        up = torch.randint(2, value.shape, generator=stream).to(value) * 2 - 1
-        return value * (1 + torch.finfo(torch.float32).eps / 2 * up)
-
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.is_floating_point():
-                value.copy_(rounded(value))
-    return _pass(model, loss, rounded(x) if x.is_floating_point() else x, y, 0, route).gradients
+        with torch.no_grad():
+            for value in model.parameters():
+                if value.is_floating_point():
+                    value.copy_(rounded(value))
+        return replace(self._batch, x=rounded(x) if x.is_floating_point() else x).run(model, 0).gradients
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
@@ -324,31 +340,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float(torch.linalg.vector_norm((one - other).masked_fill(same, 0)))
 
 
-# ---- one pass -------------------------------------------------------------------------------------------------------
-
-
-class _Pass(NamedTuple):
-    """What one pass gave."""
-
-    gradients: FactoredGradients
-    drew: bool  # whether a global generator moved
-    states: tuple[object, ...]  # of the global generators at the end
-
-
-def _pass(
-    model: nn.Module,
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
-    seed: int,
-    route: Route,
-    what: str = "cannot compute gradients",
-) -> _Pass:
-    with seeded_generators(seed, x.device), _refused(f"{type(model).__name__} {what}"):
-        start = generator_states()
-        gradients = per_example_gradients(model, loss, x.clone(), y, route=route)
-        end = generator_states()
-    return _Pass(gradients, start != end, end)
+# ---- passes are compared --------------------------------------------------------------------------------------------
 
 
 def _difference(left: _Pass, right: _Pass, without: int | None = None) -> str:
