@@ -35,7 +35,7 @@ from fedpriv.core.registry import ATTACKS, suggestion
 from fedpriv.core.settings import wrong_value
 from fedpriv.core.world import trained_parameters
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import copied
+from fedpriv.gradients.calls import copied, evaluating
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.models.machinery.weights import unwrapped
 
@@ -158,15 +158,11 @@ def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | No
     if not parameters:
         raise InputError("the model has no trained parameters, so there is nothing to attack")
     reference = next(iter(parameters.values()))
-    modes = {layer: layer.training for layer in model.modules()}
     try:
-        with torch.no_grad():
-            output = model.eval()(torch.zeros(1, *shape, device=reference.device, dtype=reference.dtype))
+        with evaluating(model), torch.no_grad():
+            output = model(torch.zeros(1, *shape, device=reference.device, dtype=reference.dtype))
     except Exception as error:
         raise InputError(f"the model does not take images of shape {(1, *shape)}: {one_line(error)}") from error
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(f"the model gives {given} for one image; expected logits (1, classes), at least two classes")
@@ -207,12 +203,6 @@ def number(name: str, value: object, words: str, holds: Callable[[float], bool])
     return float(wanted(name, value, fits, words))
 
 
-def seed_of(value: object) -> int:
-    """Return a seed."""
-    fits = not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= int(value) < 2**63
-    return int(wanted("seed", value, fits, "a whole number from 0 to 2^63 - 1"))
-
-
 def pairs_of(given: Any) -> list[tuple[Any, Any]]:
     """Return what is a sequence of pairs."""
     try:
@@ -221,10 +211,10 @@ def pairs_of(given: Any) -> list[tuple[Any, Any]]:
         raise InputError("repeats: expected a list of pairs (parameters, upload)") from None
 
 
-def count(name: str, value: int) -> int:
-    """Return a whole number from 1."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return int(wanted(name, value, fits, "a whole number from 1"))
+def count(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> int:
+    """Return a whole number in a range."""
+    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= int(value) <= most
+    return int(wanted(name, value, fits, f"a whole number from {least}"))
 
 
 def learning_rate_of(value: float | None, local_steps: int) -> float:
@@ -569,7 +559,7 @@ def reconstruct(
     """
     wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
     wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")
-    seed_of(seed)
+    seed = count("seed", seed, 0)
     if seconds is not None:
         number("seconds", seconds, "a number above zero", lambda value: value > 0)
     config = told_candidates(attack_config(attack, settings), candidates, candidate_labels)
@@ -601,16 +591,14 @@ def reconstruct(
     known = None if labels is None else tuple(sorted(_labels("labels", labels, public.examples, logits)))
     records = candidate_records(candidates, candidate_labels, public.examples, logits, size, bounds)
     heard = _heard(pairs, 1 / batch_size if criterion.sums else 1.0, public, known, records)
-    doubts = _doubts(attack, OwnClient(model, loss, criterion.sums, public), heard, int(seed), criterion.each)
+    doubts = _doubts(attack, OwnClient(model, loss, criterion.sums, public), heard, seed, criterion.each)
     if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
         text = "labels are inferred from the last layer, which may fail with this loss; give labels = [...] if known"
         doubts.insert(0, text)
     for text in doubts:
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
-    campaign = attack_each(
-        AttackJob(attack, [heard], model, config, int(seed), progress, criterion.each, images, seconds)
-    )
+    campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, images, seconds))
     (outcome,) = campaign.outcomes
     if outcome.result is None:
         raise _with_traceback(InputError(f"attack {attack}: {outcome.failure}"), outcome.traceback)

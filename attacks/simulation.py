@@ -14,7 +14,7 @@ import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -56,11 +56,8 @@ class Sent:
     drew: bool
 
 
-class Client(Protocol):
-    """The clients' own code, without a mechanism."""
-
-    def __call__(self, parameters: Vector, batches: Sequence[tuple[Tensor, Tensor]], draw: int) -> Sent:
-        """Return what a client would upload."""
+Client = Callable[[Vector, Sequence[tuple[Tensor, Tensor]], int], Sent]
+"""The clients' own code, without a mechanism: (parameters, batches, number of the draw) -> what is uploaded."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,11 +131,12 @@ def _acceptance(experiment: Experiment, dataset: Dataset, model: nn.Module, prog
         f"{group.name} ({group.kind})" for group in _grouped(model, dict.fromkeys(coupled_layers(model), ""))
     )
     instead = 'model.norm = "group"' if mixing else ""
+    reason = ""
     try:
         check_fitness(experiment, dataset, model)
     except InputError as error:
-        return Acceptance(mechanism=mechanism, accepted=False, reason=str(error), mixing=mixing, instead=instead)
-    return Acceptance(mechanism=mechanism, accepted=True, mixing=mixing, instead=instead)
+        reason = str(error)
+    return Acceptance(mechanism=mechanism, accepted=not reason, reason=reason, mixing=mixing, instead=instead)
 
 
 def _measured(

@@ -65,8 +65,13 @@ def answered(client_app: ClientApp, message: Message, context: Context) -> Messa
     try:
         return client_app(message, context)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
-        reason = f"{type(error).__name__}: {error}"
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        return failed(message, error, str(error))
+
+
+def failed(message: Message, error: BaseException, text: str) -> Message:
+    """Return the reply of a client that has failed."""
+    reason = f"{type(error).__name__}: {text}"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _context(node_id: int, node_config: dict[str, int]) -> Context:

@@ -17,16 +17,23 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import ray
-from flwr.app import Context, Error, Message, Metadata, RecordDict
+from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError, RunFailedError, one_line
-from fedpriv.engines.inline import RUN_ID, InlineGrid, answered, assume_server_identity, received_message, run_server
+from fedpriv.engines.inline import (
+    RUN_ID,
+    InlineGrid,
+    answered,
+    assume_server_identity,
+    failed,
+    received_message,
+    run_server,
+)
 
 _KNOCK_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
@@ -54,7 +61,7 @@ def run_ray(
     address = config.address or os.environ.get("RAY_ADDRESS", "")
     head = _Head() if address and not address.startswith("ray://") else None
     try:
-        with _silenced("ray"), _stoppable() as stopped:
+        with _silenced(), _stoppable() as stopped:
             room = partial(_room, *shares)
             actors = Actors(partial(start_actors, client_app, config=config), min(clients, room()), room)
             # A client that hangs would take along those that its actor was handed with it.
@@ -349,7 +356,7 @@ class RayGrid(InlineGrid):
                 self._actors.free(call.actor)
             for question in reversed(lost):
                 if question.is_second or (is_alive and len(lost) == 1):
-                    self._keep(question.key, _failed(question.message, error))
+                    self._keep(question.key, failed(question.message, error, one_line(error)))
                 else:
                     self._waiting.appendleft(question._replace(is_second=True))
             return
@@ -359,11 +366,6 @@ class RayGrid(InlineGrid):
         for question, (reply, context) in zip(call.questions, answers, strict=True):
             self._remember(context)
             self._keep(question.key, reply)
-
-
-def _failed(message: Message, error: RayError) -> Message:
-    reason = f"{type(error).__name__}: {one_line(error)}"
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def _set_environment() -> None:
@@ -483,14 +485,12 @@ def _workers_environment() -> dict[str, str]:
 
 
 @contextmanager
-def _silenced(*names: str) -> Iterator[None]:
-    """Mute loggers for a while: what clients raise is told by the server, with name and round."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+def _silenced() -> Iterator[None]:
+    """Mute Ray for a while: what clients raise is told by the server, with name and round."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logger.setLevel(level)

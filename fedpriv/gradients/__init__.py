@@ -2,9 +2,10 @@
 
 from fedpriv.gradients.calls import plain_gradient
 from fedpriv.gradients.dense import DenseGradients, zero_gradients, zeros_like
+from fedpriv.gradients.ghost import Route
 from fedpriv.gradients.mixing import refuse_mixed_examples
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES, Block, GradientOperator, Vector, flattened
-from fedpriv.gradients.per_example import Route, find_route, per_example_gradients
+from fedpriv.gradients.per_example import find_route, per_example_gradients
 from fedpriv.gradients.stacked import StackedGradients
 
 __all__ = [

@@ -86,6 +86,18 @@ def until_the_end(handles: Sequence[RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Have a model in evaluation mode inside the block, and each of its layers in its own mode afterwards."""
+    modes = {layer: layer.training for layer in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+
+
 def _recorder(part: ModelPart) -> Any:
     def record(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         values, form = tree_flatten((inputs, keywords))

@@ -79,11 +79,7 @@ class FactoredGradients(GradientOperator):
     @override
     def rows(self, start: int, stop: int, block: Block | None = None) -> Vector:
         with full_precision(self.device):
-            found: Vector = {}
-            for names, factor in self._groups(block).items():
-                rows = factor.rows(start, stop)
-                found |= {names[0]: rows} if len(names) == 1 else self.vector(rows, names)
-            return {name: found[name] for name in self.names(block)}
+            return self._apart({names: own.rows(start, stop) for names, own in self._groups(block).items()}, block)
 
     @override
     def dots(self, vectors: Vector, block: Block | None = None) -> Tensor:
@@ -331,11 +327,8 @@ class DenseGradients(FactoredGradients):
 def zeros_like(gradients: GradientOperator, examples: int) -> FactoredGradients:
     """Return the gradients of so many examples that tell nothing, of the same parameters."""
     zero = torch.zeros(1, dtype=gradients.dtype, device=gradients.device)
-    factors: Groups = {(name,): Zero(zero.expand(shape), examples) for name, shape in gradients.shapes.items()}
-    routes = {"": "zero: nothing was computed"}
-    return FactoredGradients(
-        factors, examples, gradients.shapes, zero.dtype, zero.device, routes, gradients.chunk_bytes
-    )
+    parameters = {name: zero.expand(shape) for name, shape in gradients.shapes.items()}
+    return _zeros(parameters, examples, gradients.chunk_bytes)
 
 
 def zero_gradients(model: nn.Module, examples: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> FactoredGradients:
@@ -347,9 +340,13 @@ def zero_gradients(model: nn.Module, examples: int, chunk_bytes: int = DEFAULT_C
         chunk_bytes: what a call may take beyond what it returns.
     """
     trained = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
-    first = next(iter(trained.values()))
-    factors: Groups = {(name,): Zero(value, examples) for name, value in trained.items()}
-    shapes = {name: value.shape for name, value in trained.items()}
+    return _zeros(trained, examples, chunk_bytes)
+
+
+def _zeros(parameters: Vector, examples: int, chunk_bytes: int) -> FactoredGradients:
+    first = next(iter(parameters.values()))
+    factors: Groups = {(name,): Zero(value, examples) for name, value in parameters.items()}
+    shapes = {name: value.shape for name, value in parameters.items()}
     routes = {"": "zero: nothing was computed"}
     return FactoredGradients(factors, examples, shapes, first.dtype, first.device, routes, chunk_bytes)
 

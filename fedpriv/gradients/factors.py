@@ -521,29 +521,16 @@ LONG = 64
 
 
 class _Some:
-    """Inputs of some of a batch's examples, made only when they are asked for."""
+    """Inputs of some of a batch's examples, made only when they are asked for; zeros but for those to keep, (B,)."""
 
-    def __init__(self, inputs: Inputs, start: int, stop: int) -> None:
-        self._inputs = inputs
-        self._start = start
+    def __init__(self, inputs: Inputs, start: int, stop: int, keep: Tensor | None = None) -> None:
+        self._inputs, self._start, self._keep = inputs, start, keep
         self.shape = torch.Size((stop - start, *inputs.shape[1:]))
 
     def __getitem__(self, examples: slice) -> Tensor:
         """Return some of them, (n, T, in)."""
-        return self._inputs[self._start + examples.start : self._start + examples.stop]
-
-
-class _Masked:
-    """Inputs with zeros in place of all examples but those to keep, (B,), made only when they are asked for."""
-
-    def __init__(self, inputs: Inputs, keep: Tensor) -> None:
-        self._inputs = inputs
-        self._keep = keep
-        self.shape = inputs.shape
-
-    def __getitem__(self, examples: slice) -> Tensor:
-        """Return some of them, (n, T, in)."""
-        return zeroed(self._inputs[examples], self._keep[examples])
+        some = self._inputs[self._start + examples.start : self._start + examples.stop]
+        return some if self._keep is None else zeroed(some, self._keep[examples])
 
 
 class Outer(Factor):
@@ -664,7 +651,8 @@ class Outer(Factor):
 
     def masked(self, keep: Tensor) -> "Outer":
         """Return the outer products, both sides of the others zero; inputs that are made on demand stay so."""
-        inputs = zeroed(self._inputs, keep) if isinstance(self._inputs, Tensor) else _Masked(self._inputs, keep)
+        given = self._inputs
+        inputs = zeroed(given, keep) if isinstance(given, Tensor) else _Some(given, 0, len(keep), keep)
         errors, sizes = zeroed(self._errors, keep), Sizes.known(zeroed(self.magnitudes(), keep))
         return Outer(inputs, errors, self._shape, self._scratch, sizes)
 

@@ -23,9 +23,9 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.gradients.calls import copied, hidden_parameters, plain_gradient, reached
 from fedpriv.gradients.dense import FactoredGradients, Loss
 from fedpriv.gradients.factors import Factor, Sizes
+from fedpriv.gradients.ghost import Route
 from fedpriv.gradients.operator import GradientOperator
 from fedpriv.gradients.per_example import (
-    Route,
     find_route,
     layer_of,
     per_example_gradients,

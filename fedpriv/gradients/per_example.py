@@ -17,8 +17,6 @@ from fedpriv.gradients.dense import FactoredGradients, Loss, dense_gradients
 from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, traced_route
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES
 
-__all__ = ["Route", "find_route", "layer_of", "per_example_gradients"]
-
 
 def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Route:
     """Return how the gradients of batches of this size are to be computed, found out on examples that tell nothing.
@@ -67,7 +65,28 @@ def per_example_gradients(
             taken apart layer by layer on these examples, as the route asks.
     """
     with _lock_of(model):
-        return _computed(model, loss, x, y, route, chunk_bytes, often)
+        modules = _modules_of(model)
+        refuse_coupled(modules)
+        trained = _trained_parameters(model, modules)
+        if len(x) != len(y):
+            raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
+        if not len(x):
+            return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
+        before, version = versions(modules), x._version
+        gradients: FactoredGradients | Entangled
+        if route is not None and route.dense:
+            gradients = Entangled(route.dense)
+        else:
+            gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route, often=often, trained=trained)
+            if route is not None and isinstance(gradients, Entangled):
+                kind, why = type(model).__name__, gradients.reason
+                raise InputError(f"{kind} works otherwise on these examples than on others: {why}")
+        if isinstance(gradients, Entangled) and x._version == version:
+            gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
+        refuse_changes(modules, before)
+        if isinstance(gradients, Entangled) or x._version != version:
+            raise InputError(f"{type(model).__name__} changes its input in place; let it work on a copy")
+        return gradients
 
 
 # Dense ways put stand-ins in the place of a model's parameters while they run, which other threads would see.
@@ -79,26 +98,6 @@ def _lock_of(model: nn.Module) -> RLock:
     """The lock of a model: one thread at a time computes with it."""
     with _EACH:
         return _LOCKS.setdefault(model, RLock())
-
-
-def _computed(
-    model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route: Route | None, chunk_bytes: int, often: bool | None
-) -> FactoredGradients:
-    modules = _modules_of(model)
-    refuse_coupled(modules)
-    trained = _trained_parameters(model, modules)
-    if len(x) != len(y):
-        raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
-    if not len(x):
-        return dense_gradients(model, loss, x, y, "the batch is empty", chunk_bytes)
-    before, version = versions(modules), x._version
-    gradients = _layer_by_layer(model, trained, loss, x, y, route, chunk_bytes, often)
-    if isinstance(gradients, Entangled) and x._version == version:
-        gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
-    refuse_changes(modules, before)
-    if isinstance(gradients, Entangled) or x._version != version:
-        raise InputError(f"{type(model).__name__} changes its input in place; let it work on a copy")
-    return gradients
 
 
 def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -115,24 +114,6 @@ def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
             prefix = f"{name}." if name else ""
             open_ += [(prefix + own, child) for own, child in reversed(children.items()) if child is not None]
     return {name: layer for layer, name in found.items()}
-
-
-def _layer_by_layer(
-    model: nn.Module,
-    trained: Mapping[str, Tensor],
-    loss: Loss,
-    x: Tensor,
-    y: Tensor,
-    route: Route | None,
-    chunk_bytes: int,
-    often: bool | None,
-) -> FactoredGradients | Entangled:
-    if route is not None and route.dense:
-        return Entangled(route.dense)
-    gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route, often=often, trained=trained)
-    if route is not None and isinstance(gradients, Entangled):
-        raise InputError(f"{type(model).__name__} works otherwise on these examples than on others: {gradients.reason}")
-    return gradients
 
 
 def _trained_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:

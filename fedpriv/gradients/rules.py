@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -349,20 +349,8 @@ class Kernel:
         return math.prod(-(-size * math.gcd(stride, dilation) // stride) for size, stride, dilation in axes)
 
 
-class Moved(Protocol):
-    """What moves over an input: a kernel, or a layer that has one."""
-
-    @property
-    def kernel_size(self) -> Sequence[int]:
-        """Its size along each axis."""
-
-    @property
-    def stride(self) -> Sequence[int]:
-        """How far it moves."""
-
-    @property
-    def dilation(self) -> Sequence[int]:
-        """How far apart its numbers are."""
+Moved = Kernel | nn.Conv1d | nn.Conv2d
+"""What moves over an input: a kernel, or a layer that has one."""
 
 
 class Patches:

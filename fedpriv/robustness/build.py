@@ -17,6 +17,7 @@ from fedpriv.core.network import precision_of
 from fedpriv.core.randomness import numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.threads import cpu_threads
 from fedpriv.data.datasets import Dataset, unit_scale
+from fedpriv.gradients.calls import evaluating, until_the_end
 from fedpriv.robustness.noise import Place, RobustnessNoise, noise_layers
 from fedpriv.robustness.norms import FirstLayer, estimated_norm, unit_images
 from fedpriv.robustness.settings import RobustnessConfig
@@ -32,15 +33,12 @@ def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], st
     hidden = place == "hidden"
     if hidden and not noise_layers(network):
         network = _around_the_first(network)
-    modes = {layer: layer.training for layer in network.modules()}
     try:
-        reason = bypass(network.eval(), shape, stream) if hidden else None
-        mixed = mixes(network, shape, stream)
+        with evaluating(network):
+            reason = bypass(network, shape, stream) if hidden else None
+            mixed = mixes(network, shape, stream)
     except (Exception, SystemExit) as error:
         raise InputError(f"robustness: the network cannot be tried on random images: {reason_of(error)}") from error
-    finally:
-        for layer, mode in modes.items():
-            layer.training = mode
     if reason is not None:
         raise InputError(key="robustness.place", given="hidden", allowed=f"{reason}; or use place = 'input'")
     if mixed:
@@ -309,12 +307,8 @@ def mixes(network: nn.Module, shape: tuple[int, int, int], stream: torch.Generat
 
 def _calls(network: nn.Module, layer: RobustnessNoise, images: Tensor) -> int:
     calls: list[None] = []
-    handle = layer.register_forward_hook(lambda *_: calls.append(None))
-    try:
-        with torch.no_grad():
-            network(images)
-    finally:
-        handle.remove()
+    with until_the_end([layer.register_forward_hook(lambda *_: calls.append(None))]), torch.no_grad():
+        network(images)
     return len(calls)
 
 

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.registry import suggestion
+from fedpriv.gradients.calls import until_the_end
 from fedpriv.models.machinery.adapters import with_adapters
 from fedpriv.models.machinery.layers import sequence
 from fedpriv.models.machinery.logits import LogitsOf, give_logits
@@ -103,9 +104,8 @@ def _tried(
         maps[layer] = given[0][0, 0].numel()
 
     kept = {name: value.clone() for name, value in network.named_buffers()}
-    hooks = [layer.register_forward_pre_hook(note) for layer in norms]
     try:
-        with torch.no_grad():
+        with until_the_end([layer.register_forward_pre_hook(note) for layer in norms]), torch.no_grad():
             returned = network(blank)
             for name, value in network.named_buffers():
                 if name in kept:
@@ -114,9 +114,6 @@ def _tried(
         what = f"{'images' if blank.is_floating_point() else 'sequences'} of shape {tuple(blank.shape)}"
         refusal = settings.refusal(f"cannot take {what} in training: {reason_of(error)}")
         raise NotTakenError(key=refusal.key, given=refusal.given, allowed=refusal.allowed) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     return returned, maps
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import seeded_generators, torch_stream
+from fedpriv.gradients.calls import evaluating
 from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape, TableModelSettings
 
 # Module -> as what it was imported, and the file that it was read from then.
@@ -110,15 +111,11 @@ def _check_output(
     blank = torch.zeros(2, *shape) if sequences is None else torch.zeros(2, sequences.length, dtype=torch.int64)
     wanted = (2, sequences.length, classes) if sequences is not None and sequences.is_next else (2, classes)
     what = f"{'images' if sequences is None else 'sequences'} of shape {tuple(blank.shape)}"
-    training = {layer: layer.training for layer in model.modules()}
     try:
-        with torch.no_grad():
-            output = model.eval()(blank)
+        with evaluating(model), torch.no_grad():
+            output = model(blank)
     except (Exception, SystemExit) as error:
         raise config.refusal(f"cannot take {what}: {reason_of(error)}") from error
-    finally:
-        for layer, mode in training.items():
-            layer.training = mode
     given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if given != wanted:
         raise config.refusal(f"{what} give {given}; expected logits of shape {wanted}")
