@@ -94,10 +94,7 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
     Raises:
         InputError: as for :func:`trials_epsilon`.
     """
-    if not delta > 0:
-        raise InputError(
-            key="delta", given=delta, allowed="a Gaussian mechanism has a finite epsilon only for delta above 0"
-        )
+    _need_delta(delta)
     chosen, counted = _halves(scores, inside, delta, confidence)
 
     def separation(threshold: float, with_it: Floats, without: Floats) -> float:
@@ -107,7 +104,7 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
     threshold = max(_thresholds(*chosen), key=lambda threshold: separation(threshold, *chosen))
     mu = max(0.0, separation(threshold, *counted))
     method = "Clopper-Pearson limits of a hypothesis test, Gaussian trade-off assumed"
-    return EpsilonBound(accounting.gaussian_epsilon(delta, mu), delta, confidence, len(scores), method)
+    return _of_mu(mu, delta, confidence, len(scores), method)
 
 
 def canary_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -154,12 +151,10 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
     """
     right = _right_guesses(scores, inside, guesses, delta, confidence)
 
-    def excess(epsilon: float) -> float:
-        return canary_p_value(len(scores), guesses, right, epsilon, delta) - (1 - confidence)
+    def refuted(epsilon: float) -> bool:
+        return canary_p_value(len(scores), guesses, right, epsilon, delta) < 1 - confidence
 
-    epsilon = 0.0
-    if excess(0.0) < 0:
-        epsilon = MOST_EPSILON if excess(MOST_EPSILON) < 0 else _last_refuted(excess)
+    epsilon = _last_refuted(refuted, MOST_EPSILON)
     return EpsilonBound(epsilon, delta, confidence, len(scores), "one run, Steinke et al. 2023, Theorem 5.2")
 
 
@@ -216,21 +211,17 @@ def canary_gaussian_epsilon(
     Raises:
         InputError: a number is out of range, or the shapes differ.
     """
-    if not delta > 0:
-        raise InputError(key="delta", given=delta, allowed="above 0: a Gaussian mechanism has no finite epsilon at 0")
+    _need_delta(delta)
     right = _right_guesses(scores, inside, guesses, delta, confidence)
 
-    def excess(mu: float) -> float:
+    def refuted(mu: float) -> bool:
         def errors(power: float) -> float:
             return float(ndtr(ndtri(min(power, 1.0)) - mu))
 
-        return -1.0 if canary_tradeoff_refuted(len(scores), guesses, right, errors, 1 - confidence) else 1.0
+        return canary_tradeoff_refuted(len(scores), guesses, right, errors, 1 - confidence)
 
-    mu = 0.0
-    if excess(0.0) < 0:
-        mu = _MOST_MU if excess(_MOST_MU) < 0 else _last_refuted(excess, _MOST_MU)
     method = "one run, f-DP (Mahloujifar et al. 2025), Gaussian trade-off assumed"
-    return EpsilonBound(accounting.gaussian_epsilon(delta, mu), delta, confidence, len(scores), method)
+    return _of_mu(_last_refuted(refuted, _MOST_MU), delta, confidence, len(scores), method)
 
 
 def independent_canary_epsilon(
@@ -254,12 +245,21 @@ def independent_canary_epsilon(
         InputError: a number is out of range, or the shapes differ.
     """
     _check(scores, inside, delta, confidence)
-    if not delta > 0:
-        raise InputError(key="delta", given=delta, allowed="above 0: a Gaussian mechanism has no finite epsilon at 0")
+    _need_delta(delta)
     right = int(((scores > threshold) == inside).sum())
     mu = max(0.0, 2 * float(ndtri(clopper_pearson(right, len(scores), confidence)[0])))
     method = "one run, independent scores, Gaussian trade-off assumed"
-    return EpsilonBound(accounting.gaussian_epsilon(delta, mu), delta, confidence, len(scores), method)
+    return _of_mu(mu, delta, confidence, len(scores), method)
+
+
+def _need_delta(delta: float) -> None:
+    if not delta > 0:
+        raise InputError(key="delta", given=delta, allowed="above 0: a Gaussian mechanism has no finite epsilon at 0")
+
+
+def _of_mu(mu: float, delta: float, confidence: float, trials: int, method: str) -> EpsilonBound:
+    """What follows from mu-Gaussian differential privacy (Dong, Roth and Su 2022, Corollary 1)."""
+    return EpsilonBound(accounting.gaussian_epsilon(delta, mu), delta, confidence, trials, method)
 
 
 def _right_guesses(scores: Floats, inside: Bools, guesses: int, delta: float, confidence: float) -> int:
@@ -322,10 +322,12 @@ def _surest(with_it: Floats, without: Floats, delta: float, confidence: float) -
     return max(tests, key=lambda test: _at(test[0], test[1], with_it, without, delta, confidence))
 
 
-def _last_refuted(excess: Callable[[float], float], most: float = MOST_EPSILON) -> float:
-    """The largest number that is refuted, rounded down by 1e-6 at most; the bound is monotone up to there."""
-    low, high = 0.0, most
+def _last_refuted(refuted: Callable[[float], bool], most: float) -> float:
+    """The largest number from 0 that is refuted, rounded down by 1e-6 at most; the bound is monotone up to there."""
+    if not refuted(0.0):
+        return 0.0
+    low, high = (most, most) if refuted(most) else (0.0, most)
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+        low, high = (middle, high) if refuted(middle) else (low, middle)
     return low

@@ -189,7 +189,20 @@ def observation_title(round_number: int, client: int, clients: int) -> str:
     )
 
 
-_SETTINGS = TypeAdapter(PublicSettings)
+@dataclass(frozen=True)
+class _About:
+    """The JSON file of an observation."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    round: Annotated[int, Field(ge=0)]
+    client: Annotated[int, Field(ge=0)]
+    settings: dict[str, Any]
+    labels: tuple[int, ...] | None = None
+    order: tuple[str, ...] = ()  # of the parameters
+
+
+_SETTINGS, _ABOUT = TypeAdapter(PublicSettings), TypeAdapter(_About)
 
 
 def write_observation(folder: Path, observation: Observation) -> Path:
@@ -231,26 +244,21 @@ def list_observations(folder: Path) -> tuple[Path, ...]:
 def read_observation(path: Path) -> Observation:
     """Read an observation."""
     about = _read_about(path.with_suffix(".json"))
+    settings = _checked(about.settings, path.with_suffix(".json"))
     parts: dict[str, Vector] = {"parameters": {}, "upload": {}, "redistribution": {}}
     for key, value in _read_tensors(path).items():
         kind, _, name = key.partition("/")
         if kind not in parts:
             raise InputError(f"{path} is damaged: {key!r} is not one of {', '.join(parts)}")
         parts[kind][name] = value
-    order = about["order"] or in_order(parts["parameters"])
+    order = about.order or in_order(parts["parameters"])
     places = {name: place for place, name in enumerate(order)}
     for kind, vector in parts.items():
         parts[kind] = dict(sorted(vector.items(), key=lambda each: places.get(each[0], 0)))
     try:
         shares = Redistribution(parts["redistribution"]) if parts["redistribution"] else None
         observation = Observation(
-            about["round"],
-            about["client"],
-            parts["parameters"],
-            parts["upload"],
-            about["settings"],
-            shares,
-            about["labels"],
+            about.round, about.client, parts["parameters"], parts["upload"], settings, shares, about.labels
         )
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}") from None
@@ -268,33 +276,17 @@ def _content(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _read_about(path: Path) -> dict[str, Any]:
-    content = _content(path)
+def _read_about(path: Path) -> _About:
     try:
-        about = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: {error}") from None
-    if not isinstance(about, dict) or set(about) - {"labels", "order"} != {"round", "client", "settings"}:
-        raise InputError(f"{path} is damaged: expected round, client and settings")
-    for key in ("round", "client"):
-        if type(about[key]) is not int or about[key] < 0:
-            raise InputError(f"{path} is damaged: {key} = {about[key]!r} is not a whole number from 0")
-    order = about.get("order", [])
-    if not isinstance(order, list) or any(type(name) is not str for name in order):
-        raise InputError(f"{path} is damaged: order = {order!r} is not a list of names")
-    read = {"settings": _checked(about["settings"], path), "labels": _labels(about.get("labels"), path)}
-    return {**about, **read, "order": order}
+        return _ABOUT.validate_json(_content(path))
+    except ValidationError as error:
+        detail = error.errors()[0]
+        if not detail["loc"]:
+            raise InputError(f"{path} is damaged: {detail['msg']}") from None
+        raise wrong_value(detail).replaced(where=f"{path} is damaged") from None
 
 
-def _labels(labels: Any, path: Path) -> tuple[int, ...] | None:
-    if labels is None:
-        return None
-    if not isinstance(labels, list) or any(type(label) is not int for label in labels):
-        raise InputError(f"{path} is damaged: labels = {labels!r} is not a list of whole numbers")
-    return tuple(labels)
-
-
-def _checked(settings: Any, path: Path) -> PublicSettings:
+def _checked(settings: dict[str, Any], path: Path) -> PublicSettings:
     try:
         public = _SETTINGS.validate_python(settings)
         recorded_model(public.model)

@@ -112,8 +112,13 @@ class ProbeReferee:
 
     def scores(self, images: Tensor) -> Tensor:
         """Return exact logits (n, classes) without gradients."""
-        with torch.no_grad():
-            return torch.cat([self.truth(part) for part in images.split(512)])
+        return outputs(self.truth, images)
+
+
+def outputs(network: Network, images: Tensor) -> Tensor:
+    """Return a network's logits (n, classes), some images at a time, without gradients."""
+    with torch.no_grad():
+        return torch.cat([network(part) for part in images.split(512)])
 
 
 def probabilities(answers: Answers, classes: int) -> Array:

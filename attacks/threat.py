@@ -17,8 +17,6 @@ from fedpriv.core.config import AdversaryConfig, Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import suggestion
 
-__all__ = ["LISTENERS", "OUTSIDER", "PARTICIPANT", "Access", "ThreatModel", "prober", "probers", "threat_model"]
-
 WIDTH = 79
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
 from fedpriv.attacks.endpoint.probes.cloak import CloakedQuestions
 from fedpriv.attacks.probing import ProbeOutcome, Shown
-from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, probabilities
+from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, outputs, probabilities
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
@@ -24,10 +24,6 @@ from fedpriv.models.machinery.build import build_model
 
 # The model stays as it is. Each feature gets a shift and a deviation of its own: large where the model does not look.
 # It is a heuristic: it is no differential privacy, and nothing is proven about what somebody reads out of a question.
-
-
-Model = Callable[[Tensor], Tensor]
-"""Images (n, C, H, W), floating point on the scale of [0, 1] -> logits (n, classes), differentiable."""
 
 # Deviations begin in the middle of their range, and shrink where noise hurts; from small ones few would ever grow.
 _START = 0.0
@@ -84,14 +80,16 @@ def uniform_noise(shape: Sequence[int], sigma: float, clamped: bool) -> Cloak:
 
 
 def cloak_loss(
-    model: Model, cloak: Cloak, weight: float, images: Tensor, labels: Tensor, generator: torch.Generator
+    model: Network, cloak: Cloak, weight: float, images: Tensor, labels: Tensor, generator: torch.Generator
 ) -> Tensor:
     """Return -log mean sigma^2 + lambda CE(f(x + mu + sigma z), y), a number, differentiable in shift and sigma."""
     entropy = functional.cross_entropy(model(cloak.hide(images, generator)), labels)
     return weight * entropy - cloak.sigma.square().mean().log()
 
 
-def learn_noise(model: Model, images: Tensor, labels: Tensor, learning: Learning, generator: torch.Generator) -> Cloak:
+def learn_noise(
+    model: Network, images: Tensor, labels: Tensor, learning: Learning, generator: torch.Generator
+) -> Cloak:
     """Learn shift and deviations on public images: what is learnt from somebody's own images may tell of them."""
     shift = torch.zeros(images.shape[1:], dtype=images.dtype, requires_grad=True)
     rho = torch.full_like(shift, _START).requires_grad_()
@@ -108,7 +106,7 @@ def learn_noise(model: Model, images: Tensor, labels: Tensor, learning: Learning
 def suppress(
     cloak: Cloak,
     threshold: float,
-    model: Model,
+    model: Network,
     images: Tensor,
     labels: Tensor,
     learning: Learning,
@@ -229,11 +227,8 @@ def right_rates(network: Network, cloak: Cloak, images: Tensor, wanted: Tensor, 
     """Return how often the largest logit is the wanted one, (n,), over draws that are the same for all compared."""
     stream = torch_stream(seed, "probe-sent")
     right = torch.zeros(len(images), dtype=torch.float64)
-    with torch.no_grad():
-        for _ in range(DRAWS):
-            sent = cloak.hide(images, stream)
-            named = torch.cat([network(part).argmax(dim=1) for part in sent.split(512)])
-            right += named == wanted
+    for _ in range(DRAWS):
+        right += outputs(network, cloak.hide(images, stream)).argmax(dim=1) == wanted
     return (right / DRAWS).numpy()
 
 

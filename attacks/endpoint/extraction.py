@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedpriv.attacks.intervals import rate_interval
-from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, uniform_images
+from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, outputs, uniform_images
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream, torch_stream
 from fedpriv.core.records import Interval
@@ -84,7 +84,7 @@ def never_asked(scene: ProbeScene) -> Network | None:
 
 def agreement(referee: ProbeReferee, copy: Network, images: Tensor) -> Interval:
     """Return the share of images that the copy and the model name the same class for."""
-    same = _labels(copy, images) == referee.scores(images).argmax(dim=1)
+    same = outputs(copy, images).argmax(dim=1) == referee.scores(images).argmax(dim=1)
     return rate_interval(int(same.sum()), len(images))
 
 
@@ -94,29 +94,24 @@ def agreement_figures(
     """Return how a copy agrees on the referee's and uniform images, next to the better guess."""
     _, channels, height, width = referee.held.images.shape
     uniform = uniform_images(UNIFORM, (channels, height, width), numpy_stream(referee.seed, "probe-uniform"))
-    return (
+    agreements = (
         Figure(
-            "agreement on test images",
-            agreement(referee, copy, referee.held.images),
-            _guessed(referee, guess, referee.held.images),
+            f"agreement on {what} images",
+            agreement(referee, copy, images),
+            _guessed(referee, guess, images),
             ceiling=ceiling,
             theorem=theorem,
-        ),
-        Figure(
-            "agreement on uniform images",
-            agreement(referee, copy, uniform),
-            _guessed(referee, guess, uniform),
-            ceiling=ceiling,
-            theorem=theorem,
-        ),
-        Figure(
-            "total variation on test images",
-            Interval(_variation(referee, copy), None, None),
-            None if guess is None else _variation(referee, guess),
-            theorem="0 is a perfect copy",
-            unit="number",
-        ),
+        )
+        for what, images in (("test", referee.held.images), ("uniform", uniform))
     )
+    variation = Figure(
+        "total variation on test images",
+        Interval(_variation(referee, copy), None, None),
+        None if guess is None else _variation(referee, guess),
+        theorem="0 is a perfect copy",
+        unit="number",
+    )
+    return (*agreements, variation)
 
 
 def _guessed(referee: ProbeReferee, guess: Network | None, images: Tensor) -> float:
@@ -125,13 +120,7 @@ def _guessed(referee: ProbeReferee, guess: Network | None, images: Tensor) -> fl
     return most if guess is None else max(most, agreement(referee, guess, images).value)
 
 
-def _labels(network: Network, images: Tensor) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([network(part).argmax(dim=1) for part in images.split(512)])
-
-
 def _variation(referee: ProbeReferee, copy: Network) -> float:
     images = referee.held.images
-    with torch.no_grad():
-        mine = torch.cat([copy(part) for part in images.split(512)]).softmax(dim=1)
+    mine = outputs(copy, images).softmax(dim=1)
     return float((mine - referee.scores(images).softmax(dim=1)).abs().sum(dim=1).mean() / 2)

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.report import Probe, write_probe
 from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.attacks.questions import OpenEndpoint, endpoints
 from fedpriv.attacks.scene import Counted, Network, ProbeReferee, ProbeScene, Public, Rehearsal
-from fedpriv.attacks.threat import Access, ThreatModel, prober
+from fedpriv.attacks.threat import ThreatModel, prober
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import writing
@@ -142,18 +143,16 @@ def _referee(folder: RunFolder, world: World, endpoint: OpenEndpoint) -> ProbeRe
     _, held = _halves(world)
     rows = torch.from_numpy(np.concatenate(world.partitions))
     return ProbeReferee(
-        truth=_model(folder, world) if endpoint.rule.source == "network" else _exact(endpoint),
+        # What is no network of the run's has no gradients.
+        truth=_model(folder, world)
+        if endpoint.rule.source == "network"
+        else lambda images: torch.from_numpy(endpoint.exact(images)),
         classes=dataset.classes,
         held=held,
         train_means=_class_means(dataset.x_train[rows], world.true_labels[rows], dataset.classes),
         test_means=_class_means(dataset.x_test, dataset.y_test, dataset.classes),
         seed=world.experiment.seed,
     )
-
-
-def _exact(endpoint: OpenEndpoint) -> Network:
-    """What an endpoint answers from that is not the run's network, without gradients."""
-    return lambda images: torch.from_numpy(endpoint.exact(images))
 
 
 def _model(folder: RunFolder, world: World) -> Network:
@@ -180,7 +179,11 @@ def _halves(world: World) -> tuple[Public, Public]:
     parts = order[:middle][:_MOST_IMAGES].sort().values, order[middle:][:_MOST_IMAGES].sort().values
     finer = _finer(world.experiment)
     one, two = (
-        Public(_pixels(dataset.x_test[rows]), dataset.y_test[rows], None if finer is None else finer.y_test[rows])
+        Public(
+            unit_scale(dataset.x_test[rows], torch.float64),
+            dataset.y_test[rows],
+            None if finer is None else finer.y_test[rows],
+        )
         for rows in parts
     )
     return one, two
@@ -200,7 +203,3 @@ def _class_means(images: Tensor, labels: Tensor, classes: int) -> Tensor:
         sums.index_add_(0, own, part.double())
     unit = 1 if images.is_floating_point() else 255
     return sums / unit / labels.bincount(minlength=classes)[:, None, None, None]
-
-
-def _pixels(images: Tensor) -> Tensor:
-    return unit_scale(images, torch.float64)

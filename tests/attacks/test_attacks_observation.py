@@ -210,7 +210,7 @@ def test_altered_bytes_give_an_observation_or_an_input_error(tmp_path: Path, end
         ({"round": -1}, "round"),
         ({"client": 1.5}, "client"),
         ({"client": True}, "client"),
-        ({"extra": 1}, "expected round, client and settings"),
+        ({"extra": 1}, "extra = 1: unexpected"),
     ],
 )
 def test_wrong_numbers_are_named(tmp_path: Path, change: dict[str, object], says: str) -> None:

@@ -18,10 +18,10 @@ from fedpriv.attacks.observation import Observation, read_observation, write_obs
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Restart, matching, run_attack
 from fedpriv.attacks.reconstruction import engine as room
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
+from fedpriv.attacks.reconstruction.recipes import run_recipe
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
-from fedpriv.attacks.settings import ActiveSettings
+from fedpriv.attacks.settings import ActiveSettings, Recipe
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.core.registry import ATTACKS
 from tests.cases import in_one_test
