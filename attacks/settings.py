@@ -2,8 +2,9 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedpriv.attacks.reconstruction.engine import AttackJob
-    from fedpriv.attacks.reconstruction.recipes import Recipe
     from fedpriv.attacks.reconstruction.results import Outcome, Reconstruction
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.threat import ThreatModel
@@ -29,6 +29,40 @@ GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 PriorFile = Annotated[
     str, Field(description="file of a prior that fedpriv attack train-prior has trained; empty: none")
 ]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Parts of an attack, one of each kind. All of them combine.
+
+    They are what it minimises (objective and priors), in which variables, how (optimiser, schedule), from where
+    (start), and where labels come from.
+    """
+
+    objective: Literal["squared-distance", "cosine", "likelihood"]  # a key of OBJECTIVES
+    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]  # lbfgs, in float64, or a key of SIGNS
+    schedule: Literal["constant", "steps", "cosine"] = "constant"  # of Adam's learning rate: a key of SCHEDULES
+    variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"  # of the search
+    # a key of STARTS or of FOUND
+    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
+    box: bool = False  # whether images stay within the valid range of pixels
+    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian", "denoiser"], ...] = ()  # keys of PRIORS
+    labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")  # in this order
+    otherwise: Literal["", "patterned"] = ""  # the start where images cannot be found; empty: the attack refuses
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """Kind of part -> part, for people."""
+        return {
+            "objective": self.objective,
+            "prior": ", ".join([*(["box"] if self.box else []), *self.priors]) or "none",
+            "variables": self.variables,
+            "optimiser": self.optimiser,
+            "schedule": "line search" if self.optimiser == "lbfgs" else self.schedule,
+            "start": f"{self.start}, else {self.otherwise}" if self.otherwise else self.start,
+            "labels": ", else ".join(self.labels),
+        }
+
 
 Runs = Callable[..., "Outcome"]
 """What runs an attack on a chunk of rows: (scene, rows, images, logits, settings, report) -> Outcome."""
@@ -61,7 +95,7 @@ class AttackSettings(Settings):
 
     @classmethod
     @abstractmethod
-    def methods(cls) -> "tuple[Recipe | Runs, ...]":
+    def methods(cls) -> tuple[Recipe | Runs, ...]:
         """Its parts, of which a victim's restarts take turns; or, where it has none, what runs it."""
 
     @classmethod
@@ -72,15 +106,13 @@ class AttackSettings(Settings):
     @classmethod
     def runs(cls) -> tuple[Runs, ...]:
         """What runs it on a chunk of rows, for a victim's restarts in turn."""
-        from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
+        from fedpriv.attacks.reconstruction.recipes import run_recipe
 
         return tuple(partial(run_recipe, method) if isinstance(method, Recipe) else method for method in cls.methods())
 
     @classmethod
     def parts(cls) -> Mapping[str, str]:
         """Kind of part -> part, or the parts that restarts take in turn; empty where it is not made of these."""
-        from fedpriv.attacks.reconstruction.recipes import Recipe
-
         recipes = [recipe.parts for recipe in cls.methods() if isinstance(recipe, Recipe)]
         kinds = recipes[0] if recipes else ()
         return {kind: " and in turn ".join(dict.fromkeys(parts[kind] for parts in recipes)) for kind in kinds}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import MatchingSettings, Runs
+from fedpriv.attacks.settings import MatchingSettings, Recipe, Runs
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive, Steps
 
@@ -78,7 +78,7 @@ def run_custom(
     report: "Report",
 ) -> "Outcome":
     """Run the recipe that the settings are; arguments as for ``run_recipe``."""
-    from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
+    from fedpriv.attacks.reconstruction.recipes import run_recipe
 
     recipe = Recipe(
         config.objective,

@@ -1,16 +1,13 @@
 """Deep Leakage from Gradients (Zhu et al. 2019)."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import MatchingSettings
+from fedpriv.attacks.settings import MatchingSettings, Recipe
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 
 @ATTACKS.register
@@ -28,9 +25,7 @@ class DlgSettings(MatchingSettings):
 
     @classmethod
     @override
-    def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes import Recipe
-
+    def methods(cls) -> tuple[Recipe, ...]:
         return (
             Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
             Recipe("squared-distance", "lbfgs", variables="pixels", labels=("known", "optimised")),

@@ -1,14 +1,12 @@
 """Improved Deep Leakage from Gradients (Zhao et al. 2020): labels first."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from typing_extensions import override
 
 from fedpriv.attacks.methods.dlg import DlgSettings
+from fedpriv.attacks.settings import Recipe
 from fedpriv.core.registry import ATTACKS
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 
 @ATTACKS.register
@@ -22,7 +20,5 @@ class IdlgSettings(DlgSettings):
 
     @classmethod
     @override
-    def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes import Recipe
-
+    def methods(cls) -> tuple[Recipe, ...]:
         return (Recipe("squared-distance", "lbfgs", variables="decorrelated"),)

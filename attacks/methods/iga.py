@@ -1,16 +1,13 @@
 """Inverting Gradients (Geiping et al. 2020)."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import MatchingSettings, PriorFile
+from fedpriv.attacks.settings import MatchingSettings, PriorFile, Recipe
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 
 @ATTACKS.register
@@ -41,7 +38,5 @@ class IgaSettings(MatchingSettings):
 
     @classmethod
     @override
-    def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes import Recipe
-
+    def methods(cls) -> tuple[Recipe, ...]:
         return (Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv", "denoiser")),)

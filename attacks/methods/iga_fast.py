@@ -1,16 +1,14 @@
 """Inverting Gradients from images with the features that the last layer reveals."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.methods.iga_modern import IgaModernSettings
+from fedpriv.attacks.settings import Recipe
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Steps
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 
 @ATTACKS.register
@@ -34,9 +32,7 @@ class IgaFastSettings(IgaModernSettings):
 
     @classmethod
     @override
-    def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes import Recipe
-
+    def methods(cls) -> tuple[Recipe, ...]:
         return (
             Recipe(
                 "cosine",

@@ -1,16 +1,13 @@
 """Inverting Gradients with what has been learnt since (after the settings "modern" of Geiping's breaching)."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import MatchingSettings
+from fedpriv.attacks.settings import MatchingSettings, Recipe
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive, Steps
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.recipes import Recipe
 
 
 @ATTACKS.register
@@ -38,7 +35,5 @@ class IgaModernSettings(MatchingSettings):
 
     @classmethod
     @override
-    def methods(cls) -> "tuple[Recipe, ...]":
-        from fedpriv.attacks.reconstruction.recipes import Recipe
-
+    def methods(cls) -> tuple[Recipe, ...]:
         return (Recipe("cosine", "signed-adam", "cosine", start="patterned", box=True, priors=("opponents",)),)

@@ -179,7 +179,7 @@ def _drawn_whole(question: _Question, rng: np.random.Generator) -> Optimum:
     stream = Secret(rng.bytes(32)).stream("optimum")
     right = 0
     for source in rng.permutation(np.arange(draws) % len(expected)):
-        sent = _named({name: value * factor for name, value in _raw(victim, expected[source]).items()})
+        sent = {name: value[None] * factor for name, value in _raw(victim, expected[source]).items()}
         released = mechanism.release(DenseGradients(sent), 1, stream)
         heard = flat({name: value[None] / factor for name, value in mechanism.standardise(released).items()})
         right += int(noise.misfit(expected, heard.expand_as(expected)).argmin()) == source
@@ -193,10 +193,6 @@ def _raw(victim: Victim, standardised: Tensor) -> Vector:
     sizes = [victim.gradient[name].numel() for name in names]
     parts = zip(names, standardised.split(sizes), strict=True)
     return {name: part.view(victim.gradient[name].shape) * deviations[name].to(part) for name, part in parts}
-
-
-def _named(vector: Vector) -> Vector:
-    return {name: value[None] for name, value in vector.items()}
 
 
 # Batches: how likely a record makes an upload when the other examples are known in distribution only.

@@ -61,10 +61,11 @@ from fedpriv.attacks.reconstruction.first_layer.imprint import (
     require_one_gradient,
 )
 from fedpriv.attacks.reconstruction.matching import compared
-from fedpriv.attacks.reconstruction.recipes import Recipe, run_recipe
+from fedpriv.attacks.reconstruction.recipes import run_recipe
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.attacks.settings import Recipe
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.gradients import Vector
 

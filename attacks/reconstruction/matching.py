@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,9 +97,7 @@ class Matcher:
 
     def select(self, rows: Tensor) -> "Matcher":
         """Return the matcher of some of the rows, by their numbers (n,)."""
-        chosen = object.__new__(Matcher)
-        chosen.__dict__.update(self.__dict__)
-        wanted = rows.tolist()
+        chosen, wanted = copy(self), rows.tolist()
         groups = (group.select(wanted) for group in self._groups)
         chosen._groups = [group for group in groups if len(group.targets)]
         return chosen

@@ -28,7 +28,7 @@ from fedpriv.attacks.reconstruction.features import read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels import JOINT, OutputLayer, find_output_layer, read_labels
 from fedpriv.attacks.reconstruction.matching import Compared, Evaluator, Losses, Matcher, chunks, compared
-from fedpriv.attacks.reconstruction.priors import GaussianPrior
+from fedpriv.attacks.reconstruction.priors import GaussianPrior, stretched
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import ENDED, Report, Scene, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim, by_victim
@@ -80,9 +80,7 @@ def fit_cloud(
     generator = torch.Generator().manual_seed(POINTS_SEED)
 
     def divergence(middle: Tensor, along: Tensor, rest: Tensor, draw: Tensor, *fitted: Tensor) -> Tensor:
-        flat = draw.flatten(-3)
-        offsets = rest.exp() * flat + ((along.exp() - rest.exp()) * (flat @ basis)) @ basis.mT
-        offset = offsets.unflatten(-1, middle.shape[2:])
+        offset = stretched(draw.flatten(-3), basis, along.exp(), rest.exp()).unflatten(-1, middle.shape[2:])
         both = posterior(middle + offset, *fitted) + posterior(middle - offset, *fitted)
         # The prior's share of it is known without drawing.
         known = _prior_and_entropy(along).sum(dim=(1, 2)) + outside * _prior_and_entropy(rest).sum(dim=(1, 2))
@@ -146,9 +144,7 @@ class Whitening:
 
     def images(self, coordinates: Tensor) -> Tensor:
         """Map coordinates (..., C, H, W) to images (..., C, H, W); differentiable."""
-        along, rest = self._roots
-        flat = coordinates.flatten(-3)
-        offsets = rest * flat + ((along - rest) * (flat @ self.prior.basis)) @ self.prior.basis.mT
+        offsets = stretched(coordinates.flatten(-3), self.prior.basis, *self._roots)
         return (self.prior.mean + offsets).unflatten(-1, self.shape)
 
     def coordinates(self, images: Tensor) -> Tensor:
@@ -323,8 +319,9 @@ def _contrasted(coordinates: Tensor, contrast: Tensor) -> Tensor:
 
 def _size(values: Tensor) -> Tensor:
     """The root mean square of each row's values (R, ...), as (R, 1, ...)."""
-    squares = values.square().flatten(1).mean(dim=1)
-    return squares.sqrt().clamp(min=1e-30).reshape(-1, *[1] * (values.ndim - 1))
+    squares = values.square()
+    mean = squares.flatten(1).mean(dim=1) if values.ndim > 1 else squares.mean()
+    return mean.sqrt().clamp(min=1e-30).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _coins_differ(first: Tensor, second: Tensor) -> Tensor:
@@ -349,14 +346,8 @@ class SmoothKinks(ReluMode):
 
     @override
     def relu(self, inputs: Tensor) -> Tensor:
-        return _softplus(inputs, self._sharpness)
-
-
-def _softplus(inputs: Tensor, sharpness: float) -> Tensor:
-    squares = inputs.detach().square()
-    scale = (squares.flatten(1).mean(dim=1) if inputs.ndim > 1 else squares.mean()).sqrt().clamp(min=1e-30)
-    slope = sharpness / scale.reshape(-1, *[1] * (inputs.ndim - 1))
-    return F.softplus(inputs * slope) / slope
+        slope = self._sharpness / _size(inputs.detach())
+        return F.softplus(inputs * slope) / slope
 
 
 SMOOTH, SHARPER = 8.0, 32.0  # of kinks: their sharpness in the first and in the second part of the search
@@ -554,8 +545,8 @@ def run_map(
     scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: MapSettings, report: Report
 ) -> Outcome:
     """Run the attack on rows of (victim, restart) together, from standard normal starts (N, B, C, H, W) and logits."""
-    for victim in rows:
-        _refuse(victim.model)
+    if not all(victim.model.has_density for victim in rows):
+        raise AttackRefused("map needs the distribution of the upload; that of noise behind Adam's steps is not known")
     lowest = torch.full((len(rows),), math.inf, dtype=wide_type(images), device=images.device)
 
     def teller(tried: Sequence[SearchStart], of: int, before: int, begin: float, end: float) -> Tell:
@@ -599,12 +590,6 @@ def run_map(
     ]
     notes = tuple("; ".join(text for text in texts if text) for texts in joint)
     return Outcome(pictures, labels, losses, torch.full((len(rows),), config.iterations), notes)
-
-
-def _refuse(model: UploadModel) -> None:
-    adam = model.training is not None and model.training.optimizer == "adam"
-    if adam and model.protects_examples:
-        raise AttackRefused("map needs the distribution of the upload; that of noise behind Adam's steps is not known")
 
 
 def _best(ended: Iterable[Ended]) -> dict[int, Ended]:

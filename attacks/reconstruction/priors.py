@@ -57,6 +57,11 @@ class GaussianPrior:
         return GaussianPrior(mean, basis, variances, self.rest, self.contrast)
 
 
+def stretched(offsets: Tensor, basis: Tensor, along: Tensor, outside: Tensor | float) -> Tensor:
+    """Multiply offsets (..., P) with ``along`` (..., r) in the directions of a basis (P, r), and ``outside`` beyond."""
+    return outside * offsets + ((along - outside) * (offsets @ basis)) @ basis.mT
+
+
 def fit_prior(images: Tensor) -> GaussianPrior:
     """Fit the prior to public images (N, C, H, W), N >= 20; a fifth of them decides how many directions it has."""
     if images.ndim != 4 or len(images) < FEWEST_IMAGES:
@@ -83,7 +88,7 @@ def generic_prior(shape: Shape, mean: Tensor, std: Tensor) -> GaussianPrior:
     """Return the prior without public images (C, H, W): grey, a Markov process in both directions and the channels."""
     channels, height, width = shape
     covariances = (channel_covariance(channels), line_covariance(height), line_covariance(width))
-    factors = [_eigen(matrix) for matrix in covariances]
+    factors = [torch.linalg.eigh(matrix) for matrix in covariances]
     products = torch.einsum("c,h,w->chw", *(values for values, _ in factors)).flatten()
     order = products.argsort(descending=True)
     explained = products[order].cumsum(0) / products.sum()
@@ -111,16 +116,12 @@ def line_covariance(length: int, neighbours: float = NEIGHBOURS) -> Tensor:
 def _principal(offsets: Tensor) -> tuple[Tensor, Tensor]:
     """Variances (r,), largest first, and directions (P, r) of centred images (n, P), those of variance 0 left out."""
     count, pixels = offsets.shape
-    if count > pixels:
-        values, vectors = torch.linalg.eigh(offsets.mT @ offsets / (count - 1))
-        values, basis = values.flip(0), vectors.flip(1)
-        kept = values > values[0] * 1e-9
-        return values[kept], basis[:, kept]
-    values, vectors = torch.linalg.eigh(offsets @ offsets.mT / (count - 1))
+    has_many = count > pixels
+    values, vectors = torch.linalg.eigh((offsets.mT @ offsets if has_many else offsets @ offsets.mT) / (count - 1))
     values, vectors = values.flip(0), vectors.flip(1)
     kept = values > max(float(values[0]) * 1e-9, 1e-30)
     values, vectors = values[kept], vectors[:, kept]
-    return values, offsets.mT @ vectors / (values * (count - 1)).sqrt()
+    return values, vectors if has_many else offsets.mT @ vectors / (values * (count - 1)).sqrt()
 
 
 def _rest(along: Tensor, squares: Tensor, variances: Tensor, pixels: int) -> float:
@@ -136,8 +137,3 @@ def _surprise(along: Tensor, squares: Tensor, variances: Tensor, pixels: int) ->
     outside = (squares - along.square().sum(dim=1)).mean() / rest
     inside = (along.square() / variances).sum(dim=1).mean()
     return float((inside + outside + variances.log().sum()) / 2) + (pixels - rank) / 2 * math.log(rest)
-
-
-def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh(matrix)
-    return values, vectors

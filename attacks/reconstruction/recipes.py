@@ -7,8 +7,9 @@ compared with the weights of the last one. Each row keeps its iterate with the l
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,48 +35,17 @@ from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
 from fedpriv.attacks.reconstruction.upload_model import Victim, by_victim
 from fedpriv.attacks.reconstruction.variables import Coordinates, Relaxation, coordinates_of, relaxation_of
+from fedpriv.attacks.settings import Recipe
 from fedpriv.core.columns import slices
 from fedpriv.gradients.operator import wide
 
-# The parts that gradient matching is made of, and recipes: which attack takes which.
-#
-# A recipe names one part of each kind. All of them combine: what an attack minimises (objective and priors), in which
-# variables, how (optimiser, schedule), from where (start), and where labels come from.
+# The parts that gradient matching is made of.
 
 
 MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
 AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
 SMOOTHED = 0.1  # deviation of the noise for which a trained prior is asked, on the [0, 1] scale
 TILE = 4  # pixels along a side of the square that a patterned start repeats
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Parts of an attack."""
-
-    objective: Literal["squared-distance", "cosine", "likelihood"]  # a key of OBJECTIVES
-    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]  # lbfgs, in float64, or a key of SIGNS
-    schedule: Literal["constant", "steps", "cosine"] = "constant"  # of Adam's learning rate: a key of SCHEDULES
-    variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"  # see the module variables
-    # a key of STARTS or of FOUND
-    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
-    box: bool = False  # whether images stay within the valid range of pixels
-    priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian", "denoiser"], ...] = ()  # keys of PRIORS
-    labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")  # in this order
-    otherwise: Literal["", "patterned"] = ""  # the start where images cannot be found; empty: the attack refuses
-
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """Kind of part -> part, for people."""
-        return {
-            "objective": self.objective,
-            "prior": ", ".join([*(["box"] if self.box else []), *self.priors]) or "none",
-            "variables": self.variables,
-            "optimiser": self.optimiser,
-            "schedule": "line search" if self.optimiser == "lbfgs" else self.schedule,
-            "start": f"{self.start}, else {self.otherwise}" if self.otherwise else self.start,
-            "labels": ", else ".join(self.labels),
-        }
 
 
 OBJECTIVES: Mapping[str, Objective] = {"squared-distance": squared_distance, "cosine": angle, "likelihood": misfit}
@@ -201,11 +171,8 @@ class Labels:
 
     def select(self, rows: Tensor) -> "Labels":
         """Return the labels of some of the rows (n,)."""
-        chosen = object.__new__(Labels)
-        rows = rows.to(self._fixed.device)
+        chosen, rows = copy(self), rows.to(self._fixed.device)
         chosen._fixed, chosen._known = self._fixed[rows], self._known[rows]
-        chosen.settled = self.settled
-        chosen.notes = self.notes
         return chosen
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -266,8 +233,7 @@ class MatchProblem:
 
     def select(self, rows: Tensor) -> "MatchProblem":
         """Return the problem of some of the rows, by their numbers (n,)."""
-        chosen = object.__new__(MatchProblem)
-        chosen.__dict__.update(self.__dict__)
+        chosen = copy(self)
         chosen._matcher, chosen.labels = self._matcher.select(rows), self.labels.select(rows)
         chosen._victims, chosen._rows = [self._victims[row] for row in rows.tolist()], len(rows)
         return chosen
@@ -750,17 +716,12 @@ def decoded(scene: Scene, rows: Sequence[Victim], images: Tensor, labels: Tensor
         return images
     prior = _RowPrior.of(scene, scene.public_images)
     made = [
-        _decided(_Posterior(scene, victim, known, config, prior), wide(start)) if _has_density(victim) else start
+        _decided(_Posterior(scene, victim, known, config, prior), wide(start))
+        if victim.model.mechanism.protects and victim.model.has_density
+        else start
         for victim, start, known in zip(rows, images, labels, strict=True)
     ]
     return torch.stack(made).to(images)
-
-
-def _has_density(victim: Victim) -> bool:
-    """Whether there is noise of which the upload's density is known: behind Adam's steps it is not."""
-    model = victim.model
-    adam = model.training is not None and model.training.optimizer == "adam"
-    return model.mechanism.protects and not (adam and model.protects_examples)
 
 
 class _Posterior:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.priors import GaussianPrior, Shape, fit_prior
+from fedpriv.attacks.reconstruction.priors import GaussianPrior, Shape, fit_prior, stretched
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
 from fedpriv.gradients.operator import first_line
@@ -78,7 +78,7 @@ class DenoisingNetwork(nn.Module):
         squared = noise.square()[:, None]
         along, outside = self.variances / (self.variances + squared), self.rest / (self.rest + squared)
         offsets = images.flatten(1) - self.mean
-        filtered = outside * offsets + ((along - outside) * (offsets @ self.basis)) @ self.basis.mT
+        filtered = stretched(offsets, self.basis, along, outside)
         size = (squared + self.spread).sqrt()
         both = torch.stack([offsets / size, filtered / self.spread.sqrt()], dim=1)
         rest = self._inner(both.unflatten(2, images.shape[1:]).flatten(1, 2), (noise.log() / 4)[:, None])

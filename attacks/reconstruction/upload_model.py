@@ -229,6 +229,12 @@ class UploadModel:
         return self.mechanism.protects and self.unit == "example"
 
     @property
+    def has_density(self) -> bool:
+        """Whether the distribution of the upload is known: that of noise behind Adam's steps is not."""
+        adam = self.training is not None and self.training.optimizer == "adam"
+        return not (adam and self.protects_examples)
+
+    @property
     def protects_updates(self) -> bool:
         """Whether the mechanism privatises the upload, and so hides the length of the mean gradient."""
         return self.mechanism.protects and self.unit == "update"

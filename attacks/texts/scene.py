@@ -109,14 +109,10 @@ class TextScene:
         following = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=PAD)
         return torch.where(following == PAD, NO_TARGET, following)
 
-    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The clients' loss of each sequence (B,)."""
-        return example_losses(logits, labels)
-
     def gradient(self, parameters: Vector, tokens: Tensor, labels: Tensor) -> Vector:
         """Return the gradient of the mean loss of sequences (B, T) with labels (B,) or (B, T), by parameter."""
         wanted = {name: parameters[name].detach().requires_grad_() for name in self.names}
-        loss = self.losses(functional_call(self.model, wanted, (tokens,)), labels).mean()
+        loss = example_losses(functional_call(self.model, wanted, (tokens,)), labels).mean()
         gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(self.names, gradients, strict=True))
 

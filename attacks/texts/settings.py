@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import AttackSettings, Runs
+from fedpriv.attacks.settings import AttackSettings, Recipe, Runs
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.engine import AttackJob
-    from fedpriv.attacks.reconstruction.recipes import Recipe
     from fedpriv.attacks.reconstruction.results import Reconstruction
     from fedpriv.attacks.reconstruction.scene import Progress
     from fedpriv.attacks.reconstruction.upload_model import Victim
@@ -45,7 +44,7 @@ class TextAttackSettings(AttackSettings):
 
     @classmethod
     @override
-    def methods(cls) -> "tuple[Recipe | Runs, ...]":
+    def methods(cls) -> tuple[Recipe | Runs, ...]:
         """None: it is not made of the parts of attacks on images."""
         return ()
 

@@ -17,9 +17,10 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import Passes, find_output_layer, infer_labels, with_passes
 from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
-from fedpriv.attacks.reconstruction.recipes import MatchProblem, Recipe, _Linearised, _solved, _Variation, run_recipe
+from fedpriv.attacks.reconstruction.recipes import MatchProblem, _Linearised, _solved, _Variation, run_recipe
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import LocalTraining, prepare_victims, unrolled_update
+from fedpriv.attacks.settings import Recipe
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.world import State, World, build_world

@@ -107,6 +107,7 @@ ALLOWED = {
     "gaussian": {
         "attacks/methods/custom.py",
         "attacks/reconstruction/recipes.py",
+        "attacks/settings.py",
         "fedpriv/accounting/aggregators.py",
         "fedpriv/diagnosis/diagnose.py",  # by which a private step is measured
     }
