@@ -26,7 +26,7 @@ from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import png
 from fedpriv.core.lab.results import attack_results
-from fedpriv.core.numbers import percent
+from fedpriv.core.numbers import percent, several
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import AttackResult, LedgerLine, Score, read_file, shown_epsilon
 from fedpriv.core.registry import ATTACKS
@@ -653,8 +653,8 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
     by = f" of the noise of {', '.join(others)}" if others else ""
     limit = "no limit is proven" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
     epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
-    answers = "1 answer" if worst.participations == 1 else f"{worst.participations} answers"
+    uses = "answer" if worst.sampling == "full" else "step"
     return (
-        f"Proven{by}, of client {worst.client} after {answers}, {worst.adjacency}: {epsilon}; an "
-        f"attack on these arrays tells which of 100 images it was: {limit} (chance 1.0%)."
+        f"Proven{by}, of client {worst.client} after {several(worst.participations, uses)}, {worst.adjacency}: "
+        f"{epsilon}; an attack on these arrays tells which of 100 images it was: {limit} (chance 1.0%)."
     )

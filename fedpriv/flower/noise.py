@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import getclosurevars
-from math import log, sqrt
+from math import inf, log, sqrt
 from typing import Any
 
 from flwr.app import Message
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp.mod import LocalDpMod
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from fedpriv.core.plan import Plan
 from fedpriv.data.sampling import Sampling
@@ -28,12 +29,52 @@ LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
 
 
 @dataclass
+class Drawn:
+    """How batches came about while a message was answered, by the passes over torch's loaders that began."""
+
+    poisson: bool = False  # by a sampler of Opacus
+    passes: int = 0  # over other loaders
+    repeats: bool = False  # whether one of these may give an example twice in a pass
+
+    def began(self, loader: DataLoader[Any]) -> None:
+        """Note a pass over a loader."""
+        batches, order = loader.batch_sampler, loader.sampler
+        if any(hasattr(each, "sample_rate") for each in (batches, getattr(batches, "sampler", None))):
+            self.poisson = True
+            return
+        once = isinstance(order, SequentialSampler) or (
+            isinstance(order, RandomSampler) and not order.replacement and order.num_samples <= len(order.data_source)
+        )
+        self.passes += 1
+        self.repeats |= not (once and type(batches) in (BatchSampler, type(None)))
+
+    def uses(self, steps: int) -> int:
+        """In how many of so many steps one example may have been."""
+        return steps if self.poisson or self.repeats or not self.passes else min(steps, self.passes)
+
+
+@contextmanager
+def hearing_loaders(drawn: Drawn) -> Iterator[None]:
+    """Note passes over loaders inside."""
+    begin = DataLoader.__iter__
+
+    def begun(loader: DataLoader[Any]) -> Any:
+        drawn.began(loader)
+        return begin(loader)
+
+    with replaced(DataLoader, "__iter__", begun):
+        yield
+
+
+@dataclass
 class Noises:
     """What added noise while a message was answered."""
 
     mods: list[LocalMod] = field(default_factory=list)  # innermost first
+    drawn: Drawn = field(default_factory=Drawn)
     optimizer: Any = None  # of Opacus
     steps: int = 0  # of it
+    least: float = inf  # the smallest of its noise multipliers, which a scheduler may change
 
     def stepped(self, optimizer: Any) -> None:
         """Note the optimiser of Opacus around one that steps."""
@@ -41,6 +82,8 @@ class Noises:
             around = (frame.f_locals.get("self") for frame in _frames())
             kinds = (each for each in around if getattr(each, "original_optimizer", None) is optimizer)
             self.optimizer = next((each for each in kinds if hasattr(each, "noise_multiplier")), None)
+        if self.optimizer is not None:
+            self.least = min(self.least, float(self.optimizer.noise_multiplier))
         self.steps += 1
 
 
@@ -61,6 +104,7 @@ def hearing_noise() -> Iterator[Noises]:
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
     try:
         with ExitStack() as stack:
+            stack.enter_context(hearing_loaders(noises.drawn))
             for kind in (LocalDpMod, OlderLocalDpMod):
                 stack.enter_context(replaced(kind, "__call__", noting(kind.__call__)))
             yield noises
@@ -95,12 +139,11 @@ def others_noise(
     """Return what is known of the noise in a reply, as seen and as ``[tap.noise]`` says; ``None``: none is known."""
     tensors = tuple(value.numel() for value in sent.values())
     if told is not None:
-        whole = told.unit == "update"
-        sampling = Sampling("shuffled", 1, 1) if whole else _shuffled(batches)
-        return _released("tap.noise", told, client, answers, tensors, sampling, 1 if whole else batches["steps"])
+        steps = 1 if told.unit == "update" else noises.drawn.uses(batches["steps"])
+        return _released("tap.noise", told, client, answers, tensors, _each_time(batches["size"]), steps)
     if noises.mods:
         return _of_local(noises.mods[-1], client, answers, sent)
-    if noises.optimizer is None or not noises.optimizer.noise_multiplier:
+    if noises.optimizer is None or not noises.least:
         return None
     return _of_opacus(noises, client, answers, tensors)
 
@@ -113,7 +156,7 @@ def _of_local(mod: LocalMod, client: int, answers: int, sent: Vector) -> Release
     own = {"name": "gaussian", "unit": "update", "clip_norm": mod.clipping_norm, "delta": mod.delta}
     config = mechanism_settings({**own, "sigma": deviation / mod.clipping_norm})
     tensors = tuple(value.numel() for value in sent.values())
-    released = _released("LocalDpMod", config, client, answers, tensors, Sampling("shuffled", 1, 1), 1)
+    released = _released("LocalDpMod", config, client, answers, tensors, _each_time(1), 1)
     scalars = [name for name, value in sent.items() if not value.ndim]
     if not scalars:
         return released
@@ -124,19 +167,23 @@ def _of_local(mod: LocalMod, client: int, answers: int, sent: Vector) -> Release
 
 
 def _of_opacus(noises: Noises, client: int, answers: int, tensors: tuple[int, ...]) -> ReleasedUpdate:
-    """The noise of Opacus' optimiser: Poisson batches at the rate that its accountant was given."""
+    """The noise of Opacus' optimiser; Poisson batches, if they are, at the rate that its accountant was given."""
     optimizer, size = noises.optimizer, max(1, int(noises.optimizer.expected_batch_size))
     known = getclosurevars(optimizer.step_hook).nonlocals if optimizer.step_hook is not None else {}
     examples = max(size, int(size / known["sample_rate"] + 1e-9)) if known.get("sample_rate") else size
     bounds = optimizer.max_grad_norm
     clip_norm = sqrt(sum(each**2 for each in bounds)) if isinstance(bounds, list) else bounds
-    own = {"name": "gaussian", "clip_norm": float(clip_norm), "adjacency": "zero-out"}
-    config = mechanism_settings({**own, "sigma": float(optimizer.noise_multiplier)})
+    own = {"name": "gaussian", "clip_norm": float(clip_norm), "sigma": noises.least}
+    if not noises.drawn.poisson:
+        steps = noises.drawn.uses(noises.steps)
+        return _released("Opacus", mechanism_settings(own), client, answers, tensors, _each_time(size), steps)
+    config = mechanism_settings({**own, "adjacency": "zero-out"})
     return _released("Opacus", config, client, answers, tensors, Sampling("poisson", size, examples), noises.steps)
 
 
-def _shuffled(batches: Mapping[str, int]) -> Sampling:
-    return Sampling("shuffled", batches["size"], max(batches["size"], batches["examples"]))
+def _each_time(size: int) -> Sampling:
+    """Batches of which any may have the example; what counts is in how many it may be."""
+    return Sampling("fixed", size, size)
 
 
 def _released(

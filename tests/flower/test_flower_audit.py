@@ -12,12 +12,14 @@ import dp_accounting
 import numpy as np
 import pytest
 import scipy.stats
+import torch
 from dp_accounting import pld
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping as LegacyWrapper
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from typer.testing import CliRunner
 
 from fedpriv.core.cli.app import app as command_line
@@ -31,6 +33,7 @@ from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction
 from fedpriv.flower.audit.simulation import Simulated, _loaded, _overridden, observe, read_answers
+from fedpriv.flower.noise import Drawn, hearing_loaders
 from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, importable, observed, write_app
@@ -183,11 +186,27 @@ def test_engines_made_anew_tell_of_one_round(audited) -> None:  # type: ignore[n
     assert {each.name: each.cover for each in found.audit.leaving}["arrays"] == "Opacus"
 
 
-def test_batches_that_are_not_drawn_amplify_nothing(audited) -> None:  # type: ignore[no-untyped-def]
-    shuffled = OPACUS | {"private": OPACUS["private"].replace("max_grad", "poisson_sampling=False, max_grad")}
-    claim = audited(shuffled, rounds=2, clients=2).claims["Opacus"]
+def test_batches_that_are_not_drawn_amplify_nothing(audited, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A step of two in each of two rounds: both may use the same example, and the tap's ledger says the same."""
+    private = OPACUS["private"].replace("max_grad", "poisson_sampling=False, max_grad")
+    shuffled = OPACUS | {"private": f"{private}\n    from itertools import islice\n    loader = islice(loader, 1)"}
+    found = audited(shuffled, rounds=2, clients=2)
+    claim, folder = found.claims["Opacus"], tmp_path / "a" / "out" / "tap-1" / "ledger"
     assert normal_delta(claim.epsilon, 2 / 1.1 * math.sqrt(2)) == pytest.approx(DELTA, rel=1e-6)
     assert any("not drawn by Poisson sampling" in note for note in claim.notes) and "replace-one" in claim.adjacency
+    line = json.loads((folder / "0001-0000.json").read_text())
+    assert line["epsilon"] == pytest.approx(claim.once) and "replace-one" in line["adjacency"]
+
+
+def test_uses_of_an_example_follow_from_passes_over_loaders() -> None:
+    data, drawn = TensorDataset(torch.zeros(8)), Drawn()
+    with hearing_loaders(drawn):
+        for _ in range(3):
+            list(DataLoader(data, batch_size=2, shuffle=True))
+    assert (drawn.poisson, drawn.uses(12), drawn.uses(2), Drawn().uses(12)) == (False, 3, 2, 12)
+    with hearing_loaders(drawn):
+        list(DataLoader(data, batch_size=2, sampler=RandomSampler(data, replacement=True)))
+    assert drawn.uses(12) == 12
 
 
 def protected(tmp_path: Path) -> str:

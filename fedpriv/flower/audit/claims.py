@@ -210,7 +210,11 @@ def _opacus(by_client: ByClient) -> Iterator[Claim]:
         notes.append("each answer creates a new engine, which counts only its own steps")
     uniform = any(not each.poisson for each in own)
     if uniform:
-        notes.append("batches are not drawn by Poisson sampling, which its accountant assumes")
+        uses = sum(each.uses for each in own)
+        notes.append(
+            "batches are not drawn by Poisson sampling, which its accountant assumes; an example may be in "
+            f"{uses} of them"
+        )
     notes.append("only the parameters that its optimiser changed are covered, not metrics and other arrays")
     yield Claim(
         what="Opacus",
@@ -235,7 +239,7 @@ def engine_epsilon(steps: Sequence[EngineSteps], delta: float) -> float | None:
         return None
     counts: Counter[tuple[float, float, bool]] = Counter()
     for each in steps:
-        counts[each.noise, min(each.rate, 1.0), each.poisson] += each.steps
+        counts[each.noise, min(each.rate, 1.0) if each.poisson else 1.0, each.poisson] += each.uses
     if len(counts) == 1:
         return guarantee(_release(*next(iter(counts.items())), delta)).epsilon
     each_alone = [guarantee(_release(key, count, delta / len(counts))).epsilon for key, count in counts.items()]
@@ -262,8 +266,7 @@ def _release(key: tuple[float, float, bool], count: int, delta: float) -> Releas
             participations=count,
             adjacency="zero-out",
         )
-    passes = math.ceil(count * rate - 1e-9)
-    return release_with(noise, delta, mechanism="gaussian", sampling="shuffled", rate=1.0, participations=passes)
+    return release_with(noise, delta, mechanism="gaussian", sampling="full", rate=rate, participations=count)
 
 
 def _theorem(steps: Sequence[EngineSteps], delta: float) -> str:

@@ -28,6 +28,7 @@ from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
+from fedpriv.flower.noise import Drawn, hearing_loaders
 from fedpriv.flower.watch import replaced
 from fedpriv.gradients import Vector
 
@@ -55,6 +56,7 @@ class _Noted:
     accountants: dict[int, Any] = field(default_factory=dict)  # kept, so that no other has the number of one
     uniform: set[int] = field(default_factory=set)  # accountants of loaders that do not draw Poisson batches
     stated: list[Stated] = field(default_factory=list)
+    drawn: Drawn = field(default_factory=Drawn)
 
 
 _NOTED: ContextVar[_Noted | None] = ContextVar("noted", default=None)
@@ -75,7 +77,7 @@ class ObservedApp:
         noted = _Noted()
         token = _NOTED.set(noted)
         try:
-            with observing_engines(noted):
+            with observing_engines(noted), hearing_loaders(noted.drawn):
                 reply = self.app(message, context)
         except BaseException as error:
             self._write(replace(about, error=reason_of(error)), noted)
@@ -95,7 +97,9 @@ class ObservedApp:
 
     def _write(self, answer: Answer, noted: _Noted) -> None:
         engines = tuple(
-            EngineSteps(noise, rate, steps, number not in noted.uniform)
+            EngineSteps(
+                noise, rate, steps, noted.drawn.poisson and number not in noted.uniform, noted.drawn.uses(steps)
+            )
             for (number, noise, rate), steps in noted.steps.items()
         )
         whole = replace(answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated))

@@ -28,7 +28,8 @@ class EngineSteps(Record):
     noise: float  # standard deviation on the sum of clipped gradients, over the norm that they are clipped to
     rate: float
     steps: int
-    poisson: bool = True  # whether batches are drawn so
+    poisson: bool  # whether batches are drawn so
+    uses: int  # in how many of these steps one example may have been
 
 
 @dataclass(frozen=True)
