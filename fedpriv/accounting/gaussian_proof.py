@@ -12,7 +12,13 @@ from typing_extensions import override
 
 from fedpriv.accounting.amplification import amplified_rdp
 from fedpriv.accounting.gaussian import CALIBRATIONS, gaussian_epsilon, poisson_rdp_epsilon
-from fedpriv.accounting.pairs import GaussianPair, PoissonGaussianPair, PoissonZeroOutPair, poisson_replaced_rdp
+from fedpriv.accounting.pairs import (
+    GaussianPair,
+    PoissonGaussianPair,
+    PoissonGroupPair,
+    PoissonZeroOutPair,
+    poisson_replaced_rdp,
+)
 from fedpriv.accounting.proofs import (
     COMPOSED_NUMERICALLY,
     RENYI_TO_EPSILON,
@@ -86,10 +92,16 @@ class GaussianProof(Proof):
     def step_of(self, units: int) -> Run:
         return ((GaussianPair(units * self._sensitivity / self.noise), 1),)
 
-    @property
     @override
-    def hides(self) -> bool:
-        return self.is_sampled or self._is_poisson
+    def group(self, units: int, examples: int | None = None) -> tuple[Run, ...]:
+        if units == 1 or not self._is_poisson:
+            return super().group(units, examples)
+        used, chances = self._used(units, examples)
+        unused = ((0, 1 - used),) if used < 1 else ()
+        law = (*unused, *((number, used * chance) for number, chance in chances))
+        pair = PoissonGroupPair(self.noise, law, down=self._sensitivity - 1)
+        pairs = (pair, pair.exchanged) if self._is_zero_out else (pair,)
+        return tuple(((each, int(self.release.participations)),) for each in pairs)
 
     @override
     def split_group(self, units: int) -> tuple[Run, ...]:

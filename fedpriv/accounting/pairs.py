@@ -287,6 +287,7 @@ def before_sampling(epsilons: Array, rate: float) -> Array:
 
 
 _NEVER = 1e4
+_GROUP_CELLS = 10_001
 
 # The Renyi divergence is an integral over the line by the trapezoidal rule.
 _SMALLEST_SIGMA = 0.1  # below, the integrand changes too fast
@@ -401,6 +402,71 @@ class PoissonZeroOutPair(Pair):
             with np.errstate(divide="ignore"):  # log 0
                 return np.log1p(np.maximum(np.expm1(-epsilons) / self.rate, -1.0)).clip(-_NEVER)
         return before_sampling(epsilons, self.rate)
+
+
+@dataclass(frozen=True)
+class PoissonGroupPair(Pair):
+    """The mean over M of N(up M) against that of N(-down M), M of a group's units in a batch, in units of clip_norm.
+
+    It dominates by the argument above, for each M: all of the group are replaced (up = down = 1), or go (down = 0).
+    """
+
+    sigma: float  # noise standard deviation over clip_norm, above 0
+    law: tuple[tuple[int, float], ...]  # M from 0 on, ascending, rounded up, and their probabilities
+    up: int = 1
+    down: int = 1
+
+    @property
+    @override
+    def exchanged(self) -> "PoissonGroupPair":
+        return replace(self, up=self.down, down=self.up)
+
+    @property
+    @override
+    def finest(self) -> float:
+        return _FINEST * sum(chance for members, chance in self.law if members)
+
+    @property
+    @override
+    def largest(self) -> float:
+        return float(self._tabulated[0][-1])
+
+    @property
+    @override
+    def spread(self) -> float:
+        # As of one unit where batches rarely hold any; as of the mean of M where they nearly always do.
+        members, chances = np.array(self.law).T
+        rare = math.sqrt(chances @ np.expm1(np.minimum(np.outer(members, members) / self.sigma**2, 0.7)) @ chances)
+        often = float(members @ chances) * float(chances[members > 0].sum())
+        return (self.up + self.down) * max(rare, often / self.sigma)
+
+    @override
+    def deltas(self, epsilons: Array) -> Array:
+        return interpolated(*self._tabulated, epsilons)
+
+    @cached_property
+    def _tabulated(self) -> tuple[Array, Array]:
+        """Epsilons, the first of them below 0, and the deltas of what lies beyond the places with these losses."""
+        members, chances = np.array(self.law).T[:, :, None]
+        logs, far = np.log(chances), _DEVIATIONS * self.sigma
+        # Most units are in a batch with next to no probability, and then few places are enough.
+        ends = [(-far - self.down * most, far + self.up * most) for most in members[-2:, 0].tolist()]
+        places = np.unique(np.concatenate([np.linspace(*each, _GROUP_CELLS) for each in ends]))
+
+        def ratio(shifts: Array) -> Array:
+            return np.asarray(
+                scipy.special.logsumexp(logs + (shifts * places - shifts**2 / 2) / self.sigma**2, axis=0), np.float64
+            )
+
+        losses = ratio(self.up * members) - ratio(-self.down * members)
+        grows = np.diff(np.maximum.accumulate(losses), prepend=-math.inf) > 0  # some are bounded
+        losses, places = losses[grows], places[grows]
+        first = max(int(np.searchsorted(losses, 0.0)) - 1, 0)
+        losses, places = losses[first:], places[first:]
+        more = logs + scipy.special.log_ndtr((self.up * members - places) / self.sigma)
+        less = logs + losses + scipy.special.log_ndtr((-self.down * members - places) / self.sigma)
+        differences = -np.sign(more - less) * np.exp(np.maximum(more, less)) * np.expm1(-np.abs(more - less))
+        return losses, np.maximum(differences.sum(axis=0), 0.0)
 
 
 def _arsinh_exp(x: Array) -> Array:

@@ -168,11 +168,6 @@ class Proof(ABC):
         return ()
 
     @property
-    def hides(self) -> bool:
-        """Whether a step hides which units it uses."""
-        return self.is_sampled
-
-    @property
     def is_tagged(self) -> bool:
         """Whether Poisson batches are drawn, and both neighbours may show who is in them."""
         return False
@@ -182,13 +177,13 @@ class Proof(ABC):
         if units == 1:
             return self.whole_run()
         count = int(self.release.participations)
-        if not (self.hides or self.is_tagged):
+        if not (self.is_sampled or self.is_tagged):
             step = self.step_of(units)
             return (tuple((pair, number * count) for pair, number in step),) if step else ()
         used, chances = self._used(units, examples)
         parts = tuple((chance, _single(self.step_of(number))) for number, chance in chances)
         mixed = parts[0][1] if len(parts) == 1 else MixedPair(parts)
-        thinned = SampledPair if self.hides else TaggedPair
+        thinned = SampledPair if self.is_sampled else TaggedPair
         return (((thinned(mixed, used) if used < 1 else mixed, count),),)
 
     def split_group(self, units: int) -> tuple[Run, ...]:

@@ -69,28 +69,31 @@ def test_draws_of_one_number_are_randomised_response() -> None:
     assert person(shares).pure_epsilon == pytest.approx(2 * kappa * bits)
 
 
-def mixture_delta(law: Any, units: int, sigma: float, epsilon: float) -> float:
-    """One step of normal noise whose batch holds M records, all of which point the opposite way: by quadrature."""
+def mixture_delta(law: Any, units: int, sigma: float, epsilon: float, ways: tuple[int, int]) -> float:
+    """One step of normal noise whose batch holds M records, moved by M times each of two numbers: by quadrature."""
     x = np.linspace(-12 * sigma - 2 * units, 12 * sigma + 2 * units, 20_001)
     members = np.arange(units + 1)
-    up, down = (law.pmf(members) @ scipy.stats.norm(sign * members[:, None], sigma).pdf(x) for sign in (1, -1))
-    return float(np.trapezoid(np.maximum(up - math.exp(epsilon) * down, 0), x))
+    first, second = (law.pmf(members) @ scipy.stats.norm(way * members[:, None], sigma).pdf(x) for way in ways)
+    return float(np.trapezoid(np.maximum(first - math.exp(epsilon) * second, 0), x))
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_a_sampled_group_is_never_below_the_truth_of_opposite_gradients(sampling: Any) -> None:
+@pytest.mark.parametrize("case", ["poisson", "poisson, zero-out", "fixed"])
+def test_a_sampled_group_is_never_below_the_truth_of_opposite_gradients(case: str) -> None:
     """In batches of a fixed size other examples take the place of absent ones; they are zero here."""
-    for units, sigma, rate in ((2, 1.5, 0.1), (5, 2.0, 0.02), (40, 8.0, 0.25)):
-        found = person([share(units, 200, noise=sigma, sampling=sampling, rate=rate, participations=1)])
-        law = (
-            scipy.stats.binom(units, rate)
-            if sampling == "poisson"
-            else scipy.stats.hypergeom(200, units, round(200 * rate))
-        )
-        assert found.epsilon is not None
-        assert mixture_delta(law, units, sigma, found.epsilon) <= DELTA
-        # With Poisson batches no more than twice the truth, for one step, where little is composed.
-        assert sampling == "fixed" or mixture_delta(law, units, sigma, found.epsilon / 2) > DELTA
+    sampling, _, adjacency = case.partition(", ")
+    given = {"sampling": sampling, "adjacency": adjacency or "replace-one", "participations": 1}
+    ways = ((1, 0), (0, 1)) if adjacency else ((1, -1),)
+    # With Poisson batches it is the truth, but for groups so large that their members in a batch are rounded up.
+    for units, sigma, rate, share_of_it in ((2, 1.5, 0.1, 0.99), (5, 2.0, 0.02, 0.99), (40, 8.0, 0.25, 0.9)):
+        found = person([share(units, 200, noise=sigma, rate=rate, **given)])
+        binomial = scipy.stats.binom(units, rate)
+        law = binomial if sampling == "poisson" else scipy.stats.hypergeom(200, units, round(200 * rate))
+
+        def truth(epsilon: float, law: Any = law, units: int = units, sigma: float = sigma) -> float:
+            return max(mixture_delta(law, units, sigma, epsilon, each) for each in ways)
+
+        assert found.epsilon is not None and truth(found.epsilon) <= DELTA
+        assert sampling == "fixed" or truth(share_of_it * found.epsilon) > DELTA
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "vmf"])
