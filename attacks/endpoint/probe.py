@@ -104,9 +104,15 @@ def _usual(attacks: Sequence[ModelAttack]) -> str | None:
     return named.pop() or None if len(named) == 1 else None
 
 
-def _proven(claim: Guarantee | None, ledger: Ledger) -> Guarantee | None:
-    """What is proven about the model, or about the answers of one attack, under replace-one: the smaller epsilon."""
-    known = [each for each in (claim, ledger.worst) if each is not None and each.epsilon is not None and each.replaces]
+def proven_of(answers: OpenEndpoint, experiment: Experiment, ledger: Ledger) -> Guarantee | None:
+    """What is proven about all copies of one example, under replace-one: the smaller epsilon.
+
+    The ledger is about the run's network: of other models that answer it says nothing.
+    """
+    if experiment.data.overlaps:  # several clients hold copies, and the figures are about one
+        return None
+    claims = (answers.claim, ledger.worst if answers.rule.source == "network" else None)
+    known = [each for each in claims if each is not None and each.epsilon is not None and each.replaces]
     return min(known, key=lambda each: each.epsilon or 0.0, default=None)
 
 
@@ -133,7 +139,7 @@ def _scene(
         public=public if Access.PUBLIC_DATA in threat.grants else None,
         model=_model(folder, world) if Access.MODEL in threat.grants else None,
         rehearsal=Rehearsal(world, schedule, endpoint.rule),
-        proven=_proven(endpoint.claim, folder.final_ledger()),
+        proven=proven_of(endpoint, experiment, folder.final_ledger()),
         finer_classes=0 if finer is None else finer.classes,
     )
 

@@ -49,3 +49,10 @@ PAD, START, END = 0, 1, 2
 
 NOTHING_PROVEN = "Nothing is proven:"
 """How a sentence begins that terminals print in red."""
+
+AGAINST: dict[str, str] = {
+    "clients": "",
+    "sum": "; of sums under secure aggregation",
+    "server": "; against everybody but the server",
+}
+"""Where noise is on sums, whom a figure is about; the ledger says it at length."""

@@ -1,13 +1,14 @@
 """Membership by questions: signals of answers against those of the model, exact counts, ceilings from epsilon."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
-from fedpriv.attacks.endpoint.probe import probe_run
+from fedpriv.attacks.endpoint.probe import probe_run, proven_of
 from fedpriv.attacks.endpoint.probes.attribute_inference import AttributeInference
 from fedpriv.attacks.endpoint.probes.two_answers import TwoAnswers
 from fedpriv.attacks.membership.answers import answer_signals, membership_figures, reference_answers
@@ -88,10 +89,15 @@ def test_a_private_run_has_a_ceiling(tmp_path: Path) -> None:
     assert ledger.epsilon is not None and ledger.adjacency.startswith("replace")
     assert found.results[0].figures[0].ceiling == pytest.approx(membership_auc(ledger.epsilon, ledger.delta))
     assert not any(each.exceeded for each in found.figures)
+    experiment, network = folder.experiment(), SimpleNamespace(claim=None, rule=SimpleNamespace(source="network"))
+    assert proven_of(network, experiment, folder.final_ledger()) == ledger  # type: ignore[arg-type]
+    copies = SimpleNamespace(data=SimpleNamespace(overlaps=True))
+    assert proven_of(network, copies, folder.final_ledger()) is None  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
-    folder: RunFolder = finished(tmp_path / "run", service={"method": "label", "target_epsilon": 1.0, "answers": 50})
+    service = {"method": "label", "target_epsilon": 1.0, "answers": 50}
+    folder: RunFolder = finished(tmp_path / "run", mechanism={"name": "gaussian", "sigma": 100.0}, service=service)
     with pytest.raises(
         InputError, match="trains references of the run's network, and this policy answers from its head"
     ):
@@ -102,6 +108,8 @@ def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
         probe_run(folder, [MembershipByLabels()], None, 51, "user", Silent())
     found = probe_run(folder, [MembershipByLabels(noisy=4)], None, 50, "user", Silent())
     assert found.results[0].queries == 50 and not found.heuristic
+    # The network's epsilon is smaller, and says nothing of the head.
+    assert (folder.final_ledger().worst.epsilon or 1.0) < 0.5
     assert found.results[0].figures[0].ceiling == pytest.approx(membership_auc(1.0, 1e-5), abs=1e-3)
     with pytest.raises(InputError, match="3 questions are too few: two pairs of candidates take 4"):
         pairs_within(3, 10)

@@ -18,7 +18,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.finding import Found
 from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
-from fedpriv.core.names import NOTHING_PROVEN
+from fedpriv.core.names import AGAINST, NOTHING_PROVEN
 from fedpriv.core.numbers import several
 from fedpriv.core.records import (
     COMPLETED,
@@ -43,7 +43,6 @@ from fedpriv.core.records import (
     shown_epsilon,
 )
 from fedpriv.core.settings import enumerated
-from fedpriv.mechanisms.machinery.base import NoiseAt
 
 _PACKAGES = ("fedpriv", "torch", "torchvision", "flwr", "ray", "numpy", "dp-accounting", "torchmetrics", "lpips")
 
@@ -390,14 +389,6 @@ def _labels_named(scores: Sequence[Score]) -> tuple[int, int]:
     return sum(best), len(best)
 
 
-# Where noise is on sums, whom the figure is about; the ledger says it at length.
-_AGAINST: dict[NoiseAt, str] = {
-    "clients": "",
-    "sum": "; of sums under secure aggregation",
-    "server": "; against everybody but the server",
-}
-
-
 def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     if claim := algorithm_of(experiment).about_claim(experiment, worst):
         return [claim]
@@ -409,7 +400,7 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
     noise = f"noise: {experiment.noise}"
-    whom = _AGAINST[experiment.mechanism.noise_at]
+    whom = AGAINST[experiment.mechanism.noise_at]
     conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client{whom}; {noise})"
     if worst.epsilon is None:
         return [f"No finite epsilon is proven {conditions}: {worst.theorem.get('epsilon', 'no theorem applies')}."]
@@ -424,7 +415,8 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
 def _of_ceiling(experiment: Experiment, ceiling: Ceiling | None) -> list[str]:
     if ceiling is None or ceiling.gamma is None:
         return []
-    unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
+    example = "one client's copy of an example" if experiment.data.overlaps else "an example"
+    unit = example if experiment.mechanism.unit == "example" else "a client's upload"
     return [
         f"Ceiling for the whole run: no attack picks {unit} out of candidates in more than {ceiling.gamma:.2%} of "
         f"cases, where a guess without any upload is right in {ceiling.k0:.2%} (worst client)."
