@@ -119,18 +119,19 @@ class Plan:
 
     def accounted(self, rounds: Sequence[int]) -> Release:
         """What the ledger has to know of this client's releases in ``rounds`` (counted from 1)."""
-        config, repeated = self.config, len(set(rounds)) < len(rounds)
+        config = self.config
+        # A step that was asked twice, with other noise, shows more of who is in it than one of two passes does.
+        shown = self.sampling_name == "balls-in-bins" and len(set(rounds)) < len(rounds)
         return Release(
             mechanism=config.name,
             unit=config.unit,
-            # A step that was asked twice, with other noise, shows more of who is in it than one of two passes does.
-            sampling="shuffled" if self.sampling_name == "balls-in-bins" and repeated else self.sampling_name,
+            sampling="shuffled" if shown else self.sampling_name,
             rate=self.sampling.rate,
             participations=self.participations(rounds),
             dimensions=self.dimensions,
             noise=config.noise,
             delta=config.delta,
-            adjacency=config.adjacent,
+            adjacency="replace-one" if shown else config.adjacent,
             law=config.law,
             correlation=self.correlation,
         )

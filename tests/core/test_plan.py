@@ -208,6 +208,15 @@ def test_the_ledger_is_told_the_mechanisms_own_noise(mechanism: dict[str, object
     assert (told.mechanism, told.noise, told.delta) == (mechanism["name"], 2.0, 1e-7)
 
 
+def test_a_round_of_balls_in_bins_that_was_asked_twice_is_accounted_as_one_of_shuffled_batches() -> None:
+    """Under replace-one, which implies zero-out: of that nothing is proven without amplification."""
+    training = {"batch_size": 10, "sampling": "balls-in-bins"}
+    bins = experiment(mechanism={"name": "gaussian", "sigma": 2.0, "adjacency": "zero-out"}, training=training)
+    once, twice = (plan_client(bins, 0, 50, TENSORS).accounted(rounds) for rounds in ([1], [1, 1]))
+    assert (once.sampling, once.adjacency) == ("balls-in-bins", "zero-out")
+    assert (twice.sampling, twice.adjacency, twice.participations) == ("shuffled", "replace-one", 2)
+
+
 @pytest.mark.parametrize(
     "config",
     [
