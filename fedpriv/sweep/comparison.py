@@ -14,7 +14,9 @@ from fedpriv.attacks.settings import is_active
 from fedpriv.core.config import describe
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import Column, chosen_attack
+from fedpriv.core.names import AGAINST
 from fedpriv.core.records import CONFIDENCE, Interval
+from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord, columned, read_record
@@ -89,6 +91,13 @@ def _refuse_others(paths: Sequence[Path], runs: Sequence[Path]) -> None:
     for number, path in enumerate(paths):
         if places[number] in places[:number]:
             raise InputError(f"{path} is given twice")
+
+
+def statements(records: Sequence[TrialRecord]) -> list[str]:
+    """Return what the proven epsilons of trials are about: adjacency, and whom they hold against, each once."""
+    claimed = [record for record in records if record.epsilon is not None]
+    against = {name: AGAINST[kind.noise_at] for name, kind in MECHANISMS.items()}
+    return list(dict.fromkeys(f"{each.adjacency}{against.get(each.mechanism, '')}" for each in claimed))
 
 
 def sources_of(records: Sequence[TrialRecord]) -> list[str]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from fedpriv.core.errors import cut
 from fedpriv.core.numbers import several
 from fedpriv.core.report.filters import plain
-from fedpriv.sweep.comparison import choose_attacks, columns_of
+from fedpriv.sweep.comparison import choose_attacks, columns_of, statements
 from fedpriv.sweep.cost import Kind
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import SweepProgress, TrialRecord
@@ -132,6 +132,9 @@ def print_results(records: Sequence[TrialRecord], console: Console) -> None:
     least = console.measure(table, options=console.options.update(width=_WIDEST)).minimum
     table.width = least if least > console.width else None
     console.print(table, crop=False)
+    deltas = {record.delta for record in records if record.epsilon is not None}
+    if len(deltas) > 1 or len(statements(records)) > 1:
+        console.print("ε: several statements (δ, adjacency, or against whom), not to be compared; report.html has them")
 
 
 def result_table(records: Sequence[TrialRecord]) -> Table:

@@ -19,6 +19,7 @@ from fedpriv.sweep.comparison import (
     pareto_front,
     settings_of,
     sources_of,
+    statements,
 )
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
@@ -97,6 +98,7 @@ def render_comparison(
         columns=columns,
         parts=_parts(records),
         refuted=[(record, *alarm) for record in records for alarm in record.alarms],
+        statements=statements(records),
     )
 
 

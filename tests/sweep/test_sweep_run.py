@@ -347,7 +347,10 @@ def test_no_figure_of_a_wide_table_is_cut() -> None:
     text = console.export_text()
     assert f"{record.accuracy:.1%}" in text and f"{record.epsilon:.4g}" in text
     assert max(map(len, text.splitlines())) > 60
-    assert "attacks=[dlg," in text and text.count("dlg") < 10
+    assert "attacks=[dlg," in text and text.count("dlg") < 10 and "several statements" not in text
+    trusting = record.model_copy(update={"mechanism": "central"})
+    print_results([record, trusting], console)  # one adjacency and delta, but the server is trusted in one of them
+    assert "several statements" in console.export_text()
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
