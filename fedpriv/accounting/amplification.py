@@ -66,11 +66,8 @@ def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float
     result = np.minimum(base(values), pure_rdp(values, amplified_pure(pure, rate)))
     within = values <= LARGEST_SAMPLED_ORDER
     if rate < 1 and np.any(within):
-        divergences = base(_integers(values[within]))
-        for bound in (
-            _subsampled(values[within], divergences, pure, rate),
-            _dominated(values[within], divergences, base, rate),
-        ):
+        used = values[within]
+        for bound in (subsampled_rdp(used, base, pure, rate), dominated_rdp(used, base, rate)):
             result[within] = np.minimum(result[within], bound)
     return result
 
@@ -96,13 +93,8 @@ def subsampled_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: floa
         ValueError: an order out of range.
     """
     values = np.asarray(orders, dtype=np.float64)
-    return _subsampled(values, base(_integers(values)), pure, rate)
-
-
-def _subsampled(orders: Array, divergences: Array, pure: float, rate: float) -> Array:
-    """Return :func:`subsampled_rdp` from the base at every integer order."""
-    terms = _log_terms(divergences, pure, rate)
-    return _interpolated(orders, lambda order: _scaled_bound(terms, order))
+    terms = _log_terms(base(_integers(values)), pure, rate)
+    return _interpolated(values, lambda order: _scaled_bound(terms, order))
 
 
 def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float) -> Array:
@@ -129,11 +121,7 @@ def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float
     ``rate``: q in (0, 1).
     """
     values = np.asarray(orders, dtype=np.float64)
-    return _dominated(values, base(_integers(values)), base, rate)
-
-
-def _dominated(orders: Array, divergences: Array, base: Callable[[Array], Array], rate: float) -> Array:
-    """Return :func:`dominated_rdp` from the base at every integer order."""
+    divergences = base(_integers(values))
     log_moments = _log_expm1(np.arange(1.0, divergences.size + 1) * divergences)
     log_moments[0] = np.log(2) + _log_integral(base)
     terms = _binomial_terms(log_moments, rate)
@@ -148,11 +136,11 @@ def _dominated(orders: Array, divergences: Array, base: Callable[[Array], Array]
             return 0.0
         return float(np.logaddexp(_scaled_bound(terms + order * np.log1p(-rate), order), log_backward(order)))
 
-    result = _interpolated(orders, scaled)
-    low = orders[orders < 2]
+    result = _interpolated(values, scaled)
+    low = values[values < 2]
     log_forward = low * np.log(rate) + _log_expm1((low - 1) * base(low))
     below_two = np.logaddexp(0.0, np.logaddexp(log_forward, log_backward(low))) / (low - 1)
-    result[orders < 2] = np.minimum(result[orders < 2], below_two)
+    result[values < 2] = np.minimum(result[values < 2], below_two)
     return result
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fedpriv.accounting.amplification import amplified_pure, tagged_rdp
 from fedpriv.accounting.gaussian import check_statement
 from fedpriv.accounting.numerical import LossDistribution
-from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling, interpolated
+from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.references import (
     CeilingReference,
@@ -220,12 +220,12 @@ def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], floa
     above, below = (grid(0, math.ceil(end / interval), interval) for end in (highest, lowest))
     exponents = before_sampling(above, rate)
     share = rate + (1 - rate) * np.exp(-exponents)  # b
-    forward = rate * ((1 - share) * replaced.deltas(exponents) + share * _deltas(batch, exponents))
-    forward = np.minimum(forward, rate * _deltas(batch, above))
+    forward = rate * ((1 - share) * replaced.deltas(exponents) + share * batch.deltas_at(exponents))
+    forward = np.minimum(forward, rate * batch.deltas_at(above))
     # H_v(mu || nu) = 1 - v + v H_(1/v)(nu || mu), and so for M and M'.
     exponents = before_sampling(below, rate)
     odds = np.minimum(exponents, _LARGEST_LOSS)
-    backward = rate * (np.exp(odds) * _deltas(batch, -odds) - np.expm1(odds))
+    backward = rate * (np.exp(odds) * batch.deltas_at(-odds) - np.expm1(odds))
     deltas = -np.expm1(-below) + np.exp(-below) * np.maximum(backward, 0.0)
     step = LossDistribution.under(1 - below.size, np.concatenate([deltas[:0:-1], forward]), interval)
     return partial(_success, repeated_loss(step, count), count * reference.pieces)
@@ -233,14 +233,6 @@ def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], floa
 
 def _success(law: LossDistribution, releases: int, k0: float) -> float:
     return law.success(k0) + max(_ROUNDING, _ROUNDING_PER_RELEASE * releases)
-
-
-def _deltas(law: LossDistribution, epsilons: Array) -> Array:
-    lowest = law.losses[0]
-    inside = interpolated(law.losses, law.deltas, np.maximum(epsilons, lowest))
-    # Below all losses delta is 1 less exp(epsilon) times all of Q that is on the grid.
-    below = 1 - np.exp(np.minimum(epsilons - lowest, 0.0)) * (1 - law.deltas[0])
-    return np.where(epsilons < lowest, below, inside)
 
 
 def _rate(release: Release) -> float:
@@ -277,7 +269,7 @@ def membership_bound(release: Release, rates: Iterable[float] = ()) -> Membershi
         return MembershipBound(advantage, tuple(zip(checked, powers, strict=True)), _NORMAL_TEST, proof.adjacency)
     laws, rounding = _run_laws(release), max(_ROUNDING, _ROUNDING_PER_RELEASE * release.participations)
     slack = rounding + (proof.delta_of_sampling if proof.is_allocated else 0.0)
-    advantage = max(float(_deltas(law, np.zeros(1))[0]) for law in laws) + slack
+    advantage = max(float(law.deltas_at(np.zeros(1))[0]) for law in laws) + slack
     powers = [min(max(law.success(rate) for law in laws) + slack, 1.0) for rate in checked]
     found = tuple(zip(checked, powers, strict=True))
     return MembershipBound(min(advantage, 1.0), found, proof.tightest_theorem, proof.adjacency)

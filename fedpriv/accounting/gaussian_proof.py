@@ -16,8 +16,8 @@ from fedpriv.accounting.pairs import (
     GaussianPair,
     PoissonGaussianPair,
     PoissonGroupPair,
-    PoissonZeroOutPair,
     poisson_replaced_rdp,
+    zero_out_pair,
 )
 from fedpriv.accounting.proofs import (
     COMPOSED_NUMERICALLY,
@@ -84,7 +84,7 @@ class GaussianProof(Proof):
     @override
     def whole_run(self) -> tuple[Run, ...]:
         if self._is_zero_out and self._is_poisson:
-            goes = PoissonZeroOutPair(self.noise, float(self.release.rate))
+            goes = zero_out_pair(self.noise, float(self.release.rate))
             return tuple(((pair, int(self.release.participations)),) for pair in (goes, goes.exchanged))
         return super().whole_run() or (((GaussianPair(self._distance), 1),),)
 

@@ -16,7 +16,7 @@ from typing import Literal
 from fedpriv.accounting.gaussian import gaussian_epsilon
 from fedpriv.accounting.guarantees import guarantee
 from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import LaplacePair, Pair, PoissonGaussianPair, PoissonZeroOutPair
+from fedpriv.accounting.pairs import LaplacePair, Pair, PoissonGaussianPair, zero_out_pair
 from fedpriv.accounting.release import release_with
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.names import AdjacencyName
@@ -111,7 +111,7 @@ def truth(question: Question, neighbours: Neighbours) -> float | None:
     elif neighbours == "replace":
         pairs = (PoissonGaussianPair(question.noise, question.rate),)
     else:
-        goes = PoissonZeroOutPair(question.noise, question.rate)
+        goes = zero_out_pair(question.noise, question.rate)
         pairs = (goes, goes.exchanged)
     known = ledger(question, neighbours)
     if not known:

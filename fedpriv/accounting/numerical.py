@@ -214,6 +214,13 @@ class LossDistribution:
         gains = -math.expm1(-self.interval) * np.maximum(beyond[::-1], 0.0)
         return np.asarray(self.infinite + _recurrence(gains, math.exp(-self.interval))[::-1], np.float64)
 
+    def deltas_at(self, epsilons: Array) -> Array:
+        """Return delta, or slightly more, at each epsilon (N,)."""
+        inside = interpolated(self.losses, self.deltas, np.maximum(epsilons, self.losses[0]))
+        # Below all losses it is 1 less exp(epsilon) times all of Q that is on the grid.
+        below = 1 - np.exp(np.minimum(epsilons - self.losses[0], 0.0)) * (1 - self.deltas[0])
+        return np.where(epsilons < self.losses[0], below, inside)
+
     def epsilon(self, delta: float) -> float:
         """Return the smallest epsilon, at least 0, at which delta is at most this; infinity if none is."""
         low_enough = np.flatnonzero((self.deltas <= delta) & (self.losses >= 0))
@@ -382,9 +389,7 @@ class ComposedPair(Pair):
 
     @override
     def deltas(self, epsilons: Array) -> Array:
-        losses = self._distribution.losses
-        inside = interpolated(losses, self._distribution.deltas, np.maximum(epsilons, losses[0]))
-        return np.where(epsilons < losses[0], 1.0, inside)
+        return self._distribution.deltas_at(epsilons)
 
     @cached_property
     def _distribution(self) -> LossDistribution:

@@ -286,7 +286,6 @@ def before_sampling(epsilons: Array, rate: float) -> Array:
 # 2405.20769).
 
 
-_NEVER = 1e4
 _GROUP_CELLS = 10_001
 
 # The Renyi divergence is an integral over the line by the trapezoidal rule.
@@ -353,62 +352,11 @@ class PoissonGaussianPair(Pair):
 
 
 @dataclass(frozen=True)
-class PoissonZeroOutPair(Pair):
-    """(1 - q) N(0) + q N(1) against N(0) in units of clip_norm: zero-out, with the example or without it.
-
-    It dominates (Zhu, Dong and Wang 2022, Theorem 11), and so does the exchanged pair where the example comes.
-    """
-
-    sigma: float  # noise standard deviation over clip_norm, above 0
-    rate: float  # q in (0, 1)
-    comes: bool = False  # whether the pair is exchanged
-
-    @property
-    @override
-    def exchanged(self) -> "PoissonZeroOutPair":
-        return replace(self, comes=not self.comes)
-
-    @property
-    @override
-    def finest(self) -> float:
-        return _FINEST * self.rate
-
-    @property
-    @override
-    def largest(self) -> float:
-        if self.comes:
-            return -math.log1p(-self.rate)
-        used = math.log(self.rate) + (_DEVIATIONS + 0.5 / self.sigma) / self.sigma
-        return float(np.logaddexp(math.log1p(-self.rate), used))
-
-    @property
-    @override
-    def spread(self) -> float:
-        return self.rate * math.sqrt(math.expm1(min(self.sigma**-2, 1.0)))
-
-    @override
-    def deltas(self, epsilons: Array) -> Array:
-        sign = -1 if self.comes else 1
-        odds = self._log_odds(epsilons)
-        cut = self.sigma * odds + 0.5 / self.sigma
-        with_it = scipy.special.log_ndtr(sign * (1 / self.sigma - cut))
-        without = odds + scipy.special.log_ndtr(-sign * cut)
-        more, less = (without + epsilons, with_it + epsilons) if self.comes else (with_it, without)
-        return np.asarray(self.rate * np.exp(more) * -np.expm1(np.minimum(less - more, 0.0)), np.float64)
-
-    def _log_odds(self, epsilons: Array) -> Array:
-        """Return log of N(1) against N(0) where the loss is this; far below any where it is never so large."""
-        if self.comes:
-            with np.errstate(divide="ignore"):  # log 0
-                return np.log1p(np.maximum(np.expm1(-epsilons) / self.rate, -1.0)).clip(-_NEVER)
-        return before_sampling(epsilons, self.rate)
-
-
-@dataclass(frozen=True)
 class PoissonGroupPair(Pair):
     """The mean over M of N(up M) against that of N(-down M), M of a group's units in a batch, in units of clip_norm.
 
-    It dominates by the argument above, for each M: all of the group are replaced (up = down = 1), or go (down = 0).
+    It dominates by the argument above, for each M: all of the group are replaced (up = down = 1), or go (down = 0), as
+    in (1 - q) N(0) + q N(1) against N(0) (Zhu, Dong and Wang 2022, Theorem 11), or come (up = 0).
     """
 
     sigma: float  # noise standard deviation over clip_norm, above 0
@@ -467,6 +415,11 @@ class PoissonGroupPair(Pair):
         less = logs + losses + scipy.special.log_ndtr((-self.down * members - places) / self.sigma)
         differences = -np.sign(more - less) * np.exp(np.maximum(more, less)) * np.expm1(-np.abs(more - less))
         return losses, np.maximum(differences.sum(axis=0), 0.0)
+
+
+def zero_out_pair(sigma: float, rate: float) -> PoissonGroupPair:
+    """Return the pair of one unit of a Poisson batch that goes, exchanged of one that comes; ``rate``: in (0, 1)."""
+    return PoissonGroupPair(sigma, ((0, 1 - rate), (1, rate)), down=0)
 
 
 def _arsinh_exp(x: Array) -> Array:

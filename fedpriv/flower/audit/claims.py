@@ -12,7 +12,7 @@ from pathlib import Path
 from fedpriv.accounting import guarantee
 from fedpriv.accounting.gaussian import gaussian_delta, gaussian_epsilon
 from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import PoissonZeroOutPair
+from fedpriv.accounting.pairs import zero_out_pair
 from fedpriv.accounting.release import Release, release_with
 from fedpriv.core.numbers import several
 from fedpriv.core.records import LedgerLine, read_file, shown_epsilon
@@ -248,7 +248,7 @@ def engine_epsilon(steps: Sequence[EngineSteps], delta: float) -> float | None:
     known = sum(epsilon or 0.0 for epsilon in each_alone)
     if not all(poisson and rate < 1 for _, rate, poisson in counts):
         return known
-    pairs = tuple((PoissonZeroOutPair(noise, rate), count) for (noise, rate, _), count in counts.items())
+    pairs = tuple((zero_out_pair(noise, rate), count) for (noise, rate, _), count in counts.items())
     both = (pairs, tuple((pair.exchanged, count) for pair, count in pairs))
     figures = [composed_epsilon(parts, delta, known) for parts in both]
     return max(known if figure is None else figure for figure in figures)
