@@ -362,8 +362,10 @@ def with_passes(scene: Scene, rows: Sequence[Victim]) -> list[Victim]:
 
 
 def _passes(scene: Scene, victim: Victim, layer: "OutputLayer | None") -> Passes | None:
-    training = victim.model.training
-    if training is None or not training.passes(victim.model.examples) or victim.model.mechanism.protects or victim.more:
+    training, model = victim.model.training, victim.model
+    if training is None or not training.passes(model.examples) or model.mechanism.protects or victim.more:
+        return None
+    if scene.network.needs_batches:
         return None
     search = PassSearch(scene, victim, training)
     if victim.labels is not None:
@@ -489,8 +491,11 @@ def _infer(
         return labels
     generator = torch.Generator().manual_seed(PROBE)
     images = torch.randn(TRIED, victim.model.examples, *shape, generator=generator).to(heard)
-    kept = LogitSearch(network, victim, layer.name, images, classes).search(labels)[:CANDIDATES]
-    return TrialTraining(network, victim, layer.name, images, classes).improve(torch.cat([labels[None], kept]))
+    candidates = labels[None]
+    if not network.needs_batches:
+        kept = LogitSearch(network, victim, layer.name, images, classes).search(labels)[:CANDIDATES]
+        candidates = torch.cat([candidates, kept])
+    return TrialTraining(network, victim, layer.name, images, classes).improve(candidates)
 
 
 def _output_gradient(heard: Tensor, layer: OutputLayer) -> Tensor:
@@ -511,13 +516,20 @@ def _random(victim: Victim, layer: OutputLayer, shape: tuple[int, int, int]) -> 
 
 
 def label_signatures(network: Network, victim: Victim, layer: OutputLayer, images: Tensor, classes: int) -> Tensor:
-    """Return what an example of each class adds to the last layer's gradient, on average over images: (classes, P)."""
-    images = images[:, None]
+    """Return what an example of each class adds to the last layer's gradient, on average over images: (classes, P).
+
+    A network that raises on single examples is shown all images as one batch.
+    """
     total = []
     for label in range(classes):
-        labels = F.one_hot(torch.full((len(images), 1), label), classes).to(images)
-        gradients = network.gradients(victim.parameters, images, labels, shared=True, each=True)
-        total.append(victim.model.expected_of_examples(gradients)[layer.name].mean(dim=0).flatten().detach())
+        labels = F.one_hot(torch.full((len(images),), label), classes).to(images)
+        if network.needs_batches:
+            mean = network.gradients(victim.parameters, images[None], labels[None], shared=True, each=False)
+            expected = victim.model.expected(mean)
+        else:
+            each = network.gradients(victim.parameters, images[:, None], labels[:, None], shared=True, each=True)
+            expected = victim.model.expected_of_examples(each)
+        total.append(expected[layer.name].mean(dim=0).flatten().detach())
     return torch.stack(total)
 
 

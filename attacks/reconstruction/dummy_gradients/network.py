@@ -167,6 +167,8 @@ class Network:
         frozen = copied(model).eval()
         self.is_plain = loss is soft_cross_entropy and is_plain(model)
         self.coupled = coupled_layers(frozen)  # names of the layers that mix the examples of a batch
+        # Whether it raises on a single example, of which each channel has one number.
+        self.needs_batches = any(isinstance(layer, nn.BatchNorm1d) for layer in frozen.modules())
         replace_all_batch_norm_modules_(frozen)
         self.trainable = copy.deepcopy(frozen)  # with parameters that ask for derivatives; not to be changed
         self._model = frozen.requires_grad_(False)
