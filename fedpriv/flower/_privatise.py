@@ -29,6 +29,7 @@ from fedpriv.flower.app_settings import FlowerSettings, TapSettings, read_settin
 from fedpriv.flower.arrays import (
     REPLIES,
     STATISTICS,
+    Form,
     WrongAppError,
     arrays_of,
     as_sent,
@@ -191,9 +192,10 @@ class Privatiser:
                 )
             if asked.is_first:
                 self._tell_kept(content, asked.record)
-            statistics = update_of(before, after, layout.statistics, own.reply) if own.statistics is not None else {}
+                _tell_left_out(layout, after)
+            statistics = _update(before, after, layout.statistics, own.reply) if own.statistics is not None else {}
             numbers = self._numbers(content, "train")
-            update = update_of(before, after, layout.trained, own.reply)
+            update = _update(before, after, layout.trained, own.reply)
             return _Answer(update, statistics, numbers, self._sent(content))
 
     def _release(self, asked: _Asked, answer: _Answer) -> Vector:
@@ -525,6 +527,23 @@ def _typed(value: Tensor, kind: str) -> Tensor:
 
 def _kept(content: RecordDict, record: str) -> Vector:
     return arrays_of(content, record) if record in content.array_records else {}
+
+
+def _update(before: Vector, after: Vector, names: tuple[str, ...], form: Form) -> Vector:
+    """The update of a reply; arrays that it leaves out have not moved, so nobody learns which it has."""
+    there = [name for name in names if name in after]
+    return _zeros(before, names) | update_of(before, after, there, form)
+
+
+def _tell_left_out(layout: Layout, after: Vector) -> None:
+    """Say, in the client's own log, that arrays leave with noise alone."""
+    left = [name for name in layout.trained if name not in after]
+    if left:
+        there = json.dumps([name for name in layout.trained if name in after])
+        text = (
+            "privatise: the reply has no %s, of which noise alone leaves: privatise.trained = %s leaves it as it came"
+        )
+        _LOG.warning(text, ", ".join(left[:8]), there)
 
 
 def _zeros(before: Vector, names: Iterable[str]) -> Vector:

@@ -160,6 +160,16 @@ def test_an_update_of_zero_is_noise_and_nothing_else(trained: Callable[[Arrays],
     assert list(reply.content) == ["arrays", "metrics"]
 
 
+def test_arrays_that_a_reply_leaves_out_have_not_moved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As with FedBN, where the server's model has layers that each client keeps."""
+    quiet = "name = 'gaussian'\nsigma = 1e-6\nclip_norm = 9.0"
+    reply = asked(app_of(tmp_path, lambda given: {"weight": given["weight"] + np.float32(0.125)}, mechanism=quiet))
+    np.testing.assert_allclose(reply["weight"], BEFORE["weight"] + 0.125, atol=1e-3)
+    np.testing.assert_allclose(reply["bias"], BEFORE["bias"], atol=1e-3)
+    assert 'the reply has no bias, of which noise alone leaves: privatise.trained = ["weight"]' in caplog.text
+    assert "counts as zero" not in caplog.text
+
+
 def test_why_an_app_failed_is_in_the_clients_own_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked(app_of(tmp_path, raising(Panic("this digit is a seven"))))
     assert "this digit is a seven" in caplog.text and "its update counts as zero" in caplog.text
