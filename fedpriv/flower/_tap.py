@@ -177,8 +177,8 @@ class Tap:
             write_truth(folder / TRUTH / f"{stem}.safetensors", seen, own)
         if seen.released is not None:
             write_whole(folder / LEDGER / f"{stem}.json", as_json(seen.released.line))
-        if seen.is_partial and not (folder / BASE).exists():
-            write_once(folder / BASE, save({name: value.clone() for name, value in seen.base.items()}))
+        if not (folder / BASE).exists() and (base := seen.base):
+            write_once(folder / BASE, save({name: value.clone() for name, value in base.items()}))
         write_observation(folder / "observations", observation)
 
     def _exchange(
@@ -192,6 +192,7 @@ class Tap:
                 raise InputError(about.unattacked)
             record = record_of(reply.content, _reply_record(self.settings, reply.content, about.record))
             after = arrays_of(reply.content, record)
+            seen.names = {name: there for name, there in seen.names.items() if name in after} or seen.names
             exchange = self._formed(replace(exchange, record=record, order=tuple(after)), sent, after, seen)
             observation = self._observation(exchange, sent, after, seen)
         except (InputError, ValueError) as error:
@@ -410,6 +411,10 @@ def _bounds(seen: Seen) -> tuple[float, float]:
 
 def _shape(exchange: Exchange, seen: Seen) -> tuple[int, int, int]:
     """(C, H, W) of the images that were seen; of rows, and of what goes with them, all numbers in one line."""
+    if seen.inputs is None and seen.parts:
+        raise InputError(
+            "the network is given no tensor of examples, but such as a dict, of which attacks have no model"
+        )
     if seen.inputs is None:
         raise InputError("PyTorch was not seen to train a network with these arrays")
     kind, sides = seen.inputs

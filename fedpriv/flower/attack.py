@@ -456,9 +456,9 @@ def _read(victim: _TappedVictim, name: str, settings: Mapping[str, Any], seconds
 
 
 def _network(tapped: Tapped, folder: Path, observation: Observation, about: Exchange) -> nn.Module:
-    """The network as it was trained: with what it has besides an adapter, and what is not in the upload frozen."""
+    """The network as it was trained, in float32, with the layers that were not; what is not uploaded is frozen."""
     public = observation.settings
-    network = built(tapped, public.shape, public.classes).train()
+    network = built(tapped, public.shape, public.classes).float().train()
     if base := read_arrays(folder / BASE):
         network.load_state_dict(base, strict=False)
     own, named = dict(network.named_parameters()), [about.names.get(name, name) for name in observation.parameters]

@@ -224,10 +224,10 @@ def _classes(batch: Batch) -> Tensor:
 
 
 def read_truth(path: Path) -> TrainedOn | None:
-    """Return what a client trained on; ``None``: it was not kept."""
+    """Return what a client trained on, its numbers in float32; ``None``: it was not kept."""
     if not path.is_file():
         return None
-    arrays = read_arrays(path)
+    arrays = {name: value.float() if value.is_floating_point() else value for name, value in read_arrays(path).items()}
     try:
         images, labels = arrays["images"], arrays["labels"]
         if "order" not in arrays:

@@ -40,6 +40,9 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     arrays = read_arrays(folder / MESSAGES / f"{exchange.stem}.safetensors")
     before, update = _update(exchange, arrays, observation)
     lines = [*_leaves(exchange)]
+    if not all(bool(value.isfinite().all()) for value in update.values()):
+        lines.append("its update is not finite, as of a training that diverged.")
+        update = {}
     if exchange.unattacked:
         lines.append(f"No gradient attack: {exchange.unattacked}.")
     lines += _values(exchange, arrays, update)
@@ -223,7 +226,7 @@ def first_inputs(update: Mapping[str, Tensor]) -> Tensor | None:
 
 def _agreed(rows: Tensor, bias: Tensor) -> Tensor | None:
     """Inputs that at least two neurons have in common, those of the strongest first."""
-    if not rows.any() or _has_signs_alone(rows):
+    if not rows.any() or not bias.any() or _has_signs_alone(rows):  # a layer that is normalised moves no bias
         return None
     if len(bias) == 2 and float(bias.sum().abs()) <= _ALL_SAME * float(bias.abs().max()):
         return None  # errors of two classes are opposite, so both agree on any batch

@@ -155,12 +155,6 @@ class Seen:
         return next((path for path in paths if not path.startswith(("torch.", "__main__"))), None)
 
     @property
-    def is_partial(self) -> bool:
-        """Whether the message has a part of the network only, such as an adapter."""
-        own = {name for part, module in self.parts.items() for name in _under(part, dict(module.named_parameters()))}
-        return not own <= set(self.names.values())
-
-    @property
     def own(self) -> Vector:
         """The network's own tensors, by its names."""
         parts = self.parts.items()
@@ -201,9 +195,15 @@ class Seen:
 
     @property
     def base(self) -> Vector:
-        """The network's own tensors, by its names, that the message has not and training leaves as they are."""
-        kept = {name: value for name, value in self.own.items() if name not in self.names.values()}
-        return {name: value.detach().cpu() for name, value in kept.items() if not value.requires_grad}
+        """What training leaves as it is, by the network's names: parameters, and of other tensors those not sent."""
+        sent, own = set(self.names.values()), self.own
+        still = {name: value for name, value in own.items() if not value.requires_grad or self._is_left_out(value)}
+        kept = {name: value for name, value in still.items() if isinstance(value, nn.Parameter) or name not in sent}
+        return {name: value.detach().cpu() for name, value in kept.items()}
+
+    def _is_left_out(self, value: Tensor) -> bool:
+        """Whether optimisers were seen, and none has this tensor."""
+        return bool(self._moved) and id(value) not in self._moved
 
     def after(self) -> Vector:
         """The network's tensors that were trained, by the names of the message, as they are now."""

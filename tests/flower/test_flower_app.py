@@ -82,6 +82,7 @@ def test_the_tap_writes_what_was_sent_and_what_pytorch_did(home: Path) -> None:
     for name, value in net.named_parameters():
         torch.testing.assert_close(observation.upload[name], -0.1 * value.grad, atol=1e-6, rtol=1e-4)
     assert "truth" not in str(sorted(path.name for path in (tapped / "observations").iterdir()))
+    assert not (tapped / "base.safetensors").exists()  # the whole network is in the message
 
 
 def test_protected_uploads_stand_between_guess_and_theorem(home: Path) -> None:

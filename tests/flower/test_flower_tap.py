@@ -267,17 +267,19 @@ def test_a_filter_in_an_app_is_recognised_and_attacked_as_such(home: Path, name:
     assert any(words in text for text in said)
 
 
-def test_an_adapter_is_attacked_on_the_frozen_rest(home: Path) -> None:
-    """Only the head is in the message; the body is what the client has, and no random one."""
+@pytest.mark.parametrize("how", ["adapter", "frozen", "in no optimizer"])
+def test_an_adapter_is_attacked_on_the_frozen_rest(home: Path, how: str) -> None:
+    """Only the head is in the message, or only the head is trained; the body is what it was, and no random one."""
 
     def train(case: Trained) -> None:
-        case.net.body.requires_grad_(False)
-        plain(case)
+        case.net.body.requires_grad_(how == "in no optimizer")
+        case.loss().backward()
+        (torch.optim.SGD(case.net.head.parameters(), lr=RATE) if how == "in no optimizer" else case.sgd()).step()
 
     def head(case: Trained) -> ArrayRecord:
         return ArrayRecord({name: value for name, value in case.net.state_dict().items() if name in case.sent})
 
-    exchange, observation, before, case = asked(home, train, head, part="head")
+    exchange, observation, before, case = asked(home, train, head, part="head" if how == "adapter" else "")
     assert observation is not None and [*observation.parameters] == ["head.weight", "head.bias"]
     expected = gradients(before, case)
     for name, upload in observation.upload.items():

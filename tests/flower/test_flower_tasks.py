@@ -45,6 +45,22 @@ class Rows(nn.Module):
         return self.out(self.drop(torch.relu(self.hidden(values))))
 
 
+class Boxed(Rows):
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return super().forward(batch["values"])
+
+
+class Normed(nn.Module):
+    """Raises on a batch of one, and moves no bias of the layer before BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.out = nn.Linear(FEATURES, 12), nn.BatchNorm1d(12), nn.Linear(12, 3)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.norm(self.hidden(values))))
+
+
 class Ae(nn.Module):
     """Its parts are run one after the other by the training; its own forward is not."""
 
@@ -68,6 +84,10 @@ class Words(nn.Module):
 
 def one() -> nn.Module:
     return Rows(1)
+
+
+def double() -> nn.Module:
+    return Rows().double()
 
 
 def dropping() -> nn.Module:
@@ -113,7 +133,7 @@ def classes(net: nn.Module) -> Tensor:
 
 
 def log_classes(net: nn.Module) -> Tensor:
-    return nn.NLLLoss()(net(VALUES).log_softmax(1), CLASSES)
+    return nn.NLLLoss()(net(VALUES.double()).log_softmax(1), CLASSES)
 
 
 def logit(net: nn.Module) -> Tensor:
@@ -139,7 +159,8 @@ def sentences(net: nn.Module) -> Tensor:
 
 CASES: list[tuple[str, Loss, str]] = [
     ("Rows", classes, "classes"),
-    ("Rows", log_classes, "classes"),
+    ("double", log_classes, "classes"),
+    ("Normed", classes, "classes"),
     ("one", logit, "one logit"),
     ("one", numbers, "values"),
     ("Ae", itself, "itself"),
@@ -147,8 +168,9 @@ CASES: list[tuple[str, Loss, str]] = [
 ]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize(("network", "loss", "task"), CASES)
+@pytest.mark.parametrize(
+    ("network", "loss", "task", "steps"), [*((*case, 2) for case in CASES), ("Rows", classes, "classes", 1)]
+)
 def test_the_task_is_seen_and_repeated(home: Path, network: str, loss: Loss, task: str, steps: int) -> None:
     """The replay agrees with what the app's own code sent, so the attack is made and scored."""
     exchange, summary = told(home, network, loss, steps)
@@ -182,6 +204,11 @@ def test_an_own_loss_that_no_model_fits_is_named(home: Path) -> None:
     exchange, summary = told(home, "Rows", lambda net: net(VALUES).square().mean())
     assert exchange.task is None and "no loss of torch.nn.functional was seen" in exchange.unattacked
     assert not summary.attacks
+
+
+def test_examples_in_a_dict_are_named(home: Path) -> None:
+    exchange, _ = told(home, "Boxed", lambda net: F.cross_entropy(net({"values": VALUES}), CLASSES))
+    assert "the network is given no tensor of examples, but such as a dict" in exchange.unattacked
 
 
 def test_a_time_budget_keeps_what_there_is(home: Path) -> None:
@@ -224,6 +251,7 @@ def test_dense_layers_are_paired_in_any_layout(layout: str) -> None:
     found = first_inputs(update)
     assert found is not None
     torch.testing.assert_close(found, image, atol=1e-4, rtol=1e-4)
+    assert first_inputs({name: value * (value.ndim - 1) for name, value in update.items()}) is None  # no bias moved
 
 
 def test_adapters_are_found_by_the_names_that_peft_sends() -> None:

@@ -234,6 +234,12 @@ def still() -> tuple[RecordDict, ArrayRecord, str]:
     return RecordDict({"arrays": ArrayRecord([np.ones(4)])}), ArrayRecord([np.ones(4)]), "nothing moved"
 
 
+def diverged() -> tuple[RecordDict, ArrayRecord, str]:
+    step = [np.full(size, np.nan, np.float32) for size in ((8, 30), (8,))]
+    sent = ArrayRecord([np.ones_like(each) for each in step])
+    return RecordDict({"arrays": ArrayRecord(step)}), sent, "its update is not finite"
+
+
 def boosted() -> tuple[RecordDict, ArrayRecord | None, str]:
     data = np.frombuffer(tree([1.5, 7.25]), np.uint8)
     said = "trees with 2 thresholds, 2 of them distinct; each is a value of the client's data"
@@ -288,6 +294,7 @@ def counted() -> tuple[RecordDict, ArrayRecord | None, str]:
         sparse,
         one_number,
         still,
+        diverged,
         boosted,
         passed_on,
         only_received,
