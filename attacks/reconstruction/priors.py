@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedpriv.core.errors import InputError
+
 Shape = tuple[int, int, int]
 
 MOST_IMAGES = 2048  # public images that are used; more of them change little
@@ -65,14 +67,14 @@ def stretched(offsets: Tensor, basis: Tensor, along: Tensor, outside: Tensor | f
 def fit_prior(images: Tensor) -> GaussianPrior:
     """Fit the prior to public images (N, C, H, W), N >= 20; a fifth of them decides how many directions it has."""
     if images.ndim != 4 or len(images) < FEWEST_IMAGES:
-        raise ValueError(f"a prior needs at least {FEWEST_IMAGES} images (N, C, H, W); given {tuple(images.shape)}")
+        raise InputError(f"a prior needs at least {FEWEST_IMAGES} images (N, C, H, W); given {tuple(images.shape)}")
     flat = images[:: -(-len(images) // MOST_IMAGES)].flatten(1).cpu().double()
     held = torch.arange(len(flat)) % 5 == 4
     mean = flat[~held].mean(dim=0)
     fitted, tests = flat[~held] - mean, flat[held] - mean
     variances, basis = _principal(fitted)
     if len(variances) == 0:
-        raise ValueError("the public images are all the same: they say nothing about what images look like")
+        raise InputError("the public images are all the same: they say nothing about what images look like")
     along = tests @ basis
     squares = tests.square().sum(dim=1)
     ranks = {min(rank, len(variances), flat.shape[1] - 1) for rank in RANKS}

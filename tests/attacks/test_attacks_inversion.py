@@ -1,6 +1,7 @@
 """MI-FACE: a step by hand, gradients by differences, planted pictures, stop rules, and who counts as told."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fedpriv.attacks.endpoint.inversion import (
 from fedpriv.attacks.endpoint.probes.mi_face import MiFace
 from fedpriv.attacks.endpoint.probes.mi_face_answers import MiFaceByAnswers
 from fedpriv.attacks.scene import ProbeReferee
+from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure
 from fedpriv.core.records import Interval
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
@@ -31,6 +33,10 @@ def minus_log(shares: Tensor) -> Tensor:
     return -shares.log()
 
 
+def nothing(images: Tensor) -> Tensor:
+    return 0 * total_variation(images)
+
+
 def grey(classes: int = CLASSES) -> Tensor:
     return torch.full((classes, *SHAPE), 0.5, dtype=torch.float64)
 
@@ -39,7 +45,7 @@ def test_one_step_on_softmax_regression_is_the_weight_row() -> None:
     """-log p of label k has the gradient sum_j p_j w_j - w_k."""
     network = linear(CLASSES, seed=3, scale=0.02)
     descent = Descent(rate=0.7, steps=1, patience=9, enough=0.0)
-    pictures, costs = invert(by_model(network, minus_log, None), grey(), descent)
+    pictures, costs = invert(by_model(network, minus_log, nothing), grey(), descent)
     weights = network[1].weight.detach()
     shares = network(grey(1)).softmax(1)[0].detach()
     step = 0.7 * (weights - shares @ weights)
@@ -50,7 +56,10 @@ def test_one_step_on_softmax_regression_is_the_weight_row() -> None:
 @pytest.mark.parametrize("variation", [0.0, 2.0])
 def test_differences_of_answers_are_the_gradient(variation: float) -> None:
     network = hidden(CLASSES, seed=2)
-    auxiliary = (lambda images: variation * total_variation(images)) if variation else None
+
+    def auxiliary(images: Tensor) -> Tensor:
+        return variation * total_variation(images)
+
     images, labels = public(4, 5, CLASSES).images, torch.tensor([0, 1, 2, 2])
     exact = by_model(network, minus_log, auxiliary)(images, labels)
     server = endpoint(network, CLASSES)
@@ -67,7 +76,7 @@ def test_the_first_step_is_shared_by_all_classes_and_no_question_is_beyond_the_b
     asked = {}
     for budget in (16, 17, 67, 68, 500):
         server = endpoint(network, CLASSES, most=budget)
-        pictures, _ = invert(by_answers(server, budget, minus_log, None, 1e-3), grey(), descent)
+        pictures, _ = invert(by_answers(server, budget, minus_log, nothing, 1e-3), grey(), descent)
         asked[budget] = server.asked
         assert bool((pictures != grey()).any()) == (budget >= 17)
     assert asked == {16: 0, 17: 17, 67: 17, 68: 17 + 3 * 17, 500: 17 + 9 * 51}
@@ -87,7 +96,7 @@ def near_planted(images: Tensor) -> Tensor:
 def test_planted_pictures_are_found_again() -> None:
     descent = Descent(rate=0.02, steps=300, patience=50, enough=0.0)
     start = torch.full((CLASSES + 1, *SHAPE), 0.5, dtype=torch.float64)
-    pictures, _ = invert(by_model(near_planted, minus_log, None), start, descent)
+    pictures, _ = invert(by_model(near_planted, minus_log, nothing), start, descent)
     assert float((pictures[:CLASSES] - planted()).abs().max()) < 0.05
     assert places(pictures[:CLASSES], planted()).tolist() == [1] * CLASSES
 
@@ -99,7 +108,7 @@ def test_the_printed_stop_rule_would_end_at_once_and_the_corrected_one_does_not(
     assert descent.enough == pytest.approx(0.01) and descent.rate == 0.1
     begun = 1 - network(grey(1)).softmax(1)[0]
     assert bool((begun <= attack.gamma).all())  # the printed rule, cost <= gamma, is met before the first step
-    pictures, costs = invert(by_model(network, attack.costs(), None), grey(), descent)
+    pictures, costs = invert(by_model(network, attack.costs(), nothing), grey(), descent)
     reached = 1 - network(pictures).softmax(1).diagonal()
     torch.testing.assert_close(costs, reached.detach(), rtol=0, atol=1e-12)
     assert bool((costs < begun.min()).all())
@@ -164,6 +173,9 @@ def test_what_is_withheld_is_refused() -> None:
     assert MiFace().refusal(few) is None
     found = MiFace(variation=0.5, prior=0.1, blur=0.8, steps=3).run(few, referee(network, CLASSES))
     assert found[0].result.variant == "cost -log p, start public, blur 0.8, variation 0.5, prior 0.1"
+    poor = replace(few, public=public(19, 1, CLASSES))
+    with pytest.raises(InputError, match="a prior needs at least 20 images"):
+        MiFace(prior=0.1).run(poor, referee(network, CLASSES))
 
 
 @in_one_test(("low", "verb"), [(15.0, "does not show"), (21.0, "hints at"), (24.0, "shows")])
