@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:  # what is heavy is imported when a command needs it
     from fedpriv.attacks.settings import AttackSettings
     from fedpriv.core.lab import Tuning
     from fedpriv.core.lab.tune import TuningTrial
-    from fedpriv.core.progress import Progress
     from fedpriv.core.records import AttackResult
 
 _TUNED = "medians over images; identified: nearer to its original than to 99 others of the data set"
@@ -123,7 +121,9 @@ def attack_folder(
         else:
             from fedpriv.deploy.attack import attack_heard
 
-            summary = attack_heard(folder, heard, *chosen, _copy_of(folder, out_dir), command, progress)
+            if out_dir is None:
+                raise InputError(f"--heard: the observations in {folder} are the run's own; give --out DIR for a copy")
+            summary = attack_heard(folder, heard, *chosen, out_dir, command, progress)
     if summary.attacks and not as_json:
         out.print(_results(summary.attacks))
         out.print(_said_of(summary.attacks), style="dim")
@@ -155,12 +155,6 @@ def _attack_tap(
     print_sentences(summary.verdict)
     for picture in summary.pictures:
         print_line(f"{'Picture' if picture.endswith('.png') else 'Found'}: {folder / picture}")
-
-
-def _copy_of(folder: Path, out_dir: Path | None) -> Path:
-    if out_dir is None:
-        raise InputError(f"--heard: the observations in {folder} are the run's own; give --out DIR for a copy")
-    return out_dir
 
 
 @attack_app.command("list")
@@ -243,15 +237,14 @@ def train_prior_file(
         raise InputError(key="data.name", given=dataset.name, allowed=allowed)
     with shown(quiet) as progress, cpu_threads(experiment.engine.threads):
         prior = train_prior(
-            unit_scale(images), dataset.name, steps, experiment.seed, partial(_step_done, progress, steps)
+            unit_scale(images),
+            dataset.name,
+            steps,
+            experiment.seed,
+            lambda done, loss: progress.attack_advanced("prior", done, steps, loss),
         )
     prior.write(path)
     print_line(f"{path}: {prior.words}")
-
-
-def _step_done(progress: "Progress", steps: int, done: int, loss: float) -> None:
-    """Show how far training is, and its squared error over the best linear filter's."""
-    progress.attack_advanced("prior", done, steps, loss)
 
 
 def _trials(tuning: "Tuning") -> Table:

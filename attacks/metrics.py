@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from fedpriv.core.errors import one_line
 from fedpriv.core.files import content_digest
 
 SSIM_WINDOW = 11
@@ -161,7 +162,7 @@ def _lpips_network(hub: Path, download: bool, _: tuple[bytes, ...]) -> tuple[nn.
             names = [name for name, _ in network.net.named_parameters()]
             network.net.load_state_dict({name: stored[f"features.{name.partition('.')[2]}"] for name in names})
         except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, pickle.UnpicklingError) as error:
-            return None, f"its weights, {weights.name} in torch's hub folder, cannot be read: {_one_line(error)}"
+            return None, f"its weights, {weights.name} in torch's hub folder, cannot be read: {one_line(error)[:200]}"
     usable: nn.Module = network.requires_grad_(False).eval()
     return usable, None
 
@@ -185,7 +186,7 @@ def _provide(url: str, weights: Path, download: bool) -> str | None:
     except RuntimeError:
         return f"{absent}, and what was fetched is damaged"
     except (OSError, http.client.HTTPException) as error:
-        return f"{absent}, and could not be fetched: {_one_line(error)}"
+        return f"{absent}, and could not be fetched: {one_line(error)[:200]}"
     return None
 
 
@@ -194,7 +195,3 @@ def _refusal(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"the server that offers them answers with error {error.code}"
     return "the server that offers them cannot be reached"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -101,10 +101,7 @@ def _fits(given: Sequence[Any], order: Mapping[str, Tensor]) -> bool:
 def _tensor(given: Any, like: Tensor, what: str) -> Tensor:
     if given is None:
         return torch.zeros(like.shape, dtype=like.dtype)  # a parameter without a part in the loss
-    try:
-        value = given.detach().cpu().to_dense() if isinstance(given, Tensor) else torch.from_numpy(to_array(given))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} is not an array of numbers: {one_line(error)}") from None
+    value = _numbers(given, what)
     if not value.is_floating_point():
         raise InputError(f"{what} has the type {value.dtype}; expected floating-point numbers")
     if value.shape != like.shape:
@@ -114,10 +111,15 @@ def _tensor(given: Any, like: Tensor, what: str) -> Tensor:
     return value.to(like.dtype).clone()
 
 
-def to_array(given: Any) -> np.ndarray:
-    """A numpy array of anything that is one or can say so, such as the ``Array`` of Flower."""
-    convert = getattr(given, "numpy", None)
-    return np.array(convert() if callable(convert) else given)
+def _numbers(given: Any, what: str) -> Tensor:
+    """A tensor on the CPU of anything that is an array or can say so, such as the ``Array`` of Flower."""
+    try:
+        if isinstance(given, Tensor):
+            return given.detach().cpu().to_dense()
+        convert = getattr(given, "numpy", None)
+        return torch.from_numpy(np.array(convert() if callable(convert) else given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} is not an array of numbers: {one_line(error)}") from None
 
 
 def one_line(error: Exception) -> str:
@@ -346,10 +348,7 @@ def candidate_records(
 
 def pictures(name: str, given: Any, shape: tuple[int, int, int], bounds: ValueRange) -> Tensor:
     """Return images (M, C, H, W), moved to [0, 1]."""
-    try:
-        images = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(to_array(given))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name} is not an array of numbers: {one_line(error)}") from None
+    images = _numbers(given, name)
     if images.ndim != 4 or tuple(images.shape[1:]) != shape or len(images) == 0:
         raise InputError(f"{name} has the shape {tuple(images.shape)}; expected (M, {', '.join(map(str, shape))})")
     if not images.is_floating_point() or not bool(((images >= bounds.low) & (images <= bounds.high)).all()):

@@ -174,12 +174,13 @@ def score(
     # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
     bar = best_guess_mse(guesses, truth.images, truth.labels) * ROUNDING
     note = "; ".join(text for text in (reconstruction.note, _unpaired(reconstruction, truth)) if text)
+    every = torch.arange(len(truth.images))
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}
     reasons: list[str | None] = []
     for restart, attempt in enumerate(reconstruction.attempts):
         chosen = restart == reconstruction.chosen
-        rows, columns = _in_order(truth) if reconstruction.picked else _pairs(truth.images, attempt)
+        rows, columns = (every, every) if reconstruction.picked else _pairs(truth.images, attempt)
         if len(rows) == 0:
             continue
         images = attempt.images[columns].clamp(0, 1)
@@ -290,11 +291,6 @@ def _compared(
         figures |= {"psnr": psnr.tolist(), "ssim": metrics.ssim(originals, images).tolist()}
         figures["ssim_padded"] = metrics.padded_ssim(originals, images).tolist() if padded else nothing
     return [dict(zip(figures, values, strict=True)) for values in zip(*figures.values(), strict=True)], reason
-
-
-def _in_order(truth: Truth) -> tuple[Tensor, Tensor]:
-    numbers = torch.arange(len(truth.images))
-    return numbers, numbers
 
 
 def _last(reasons: Sequence[str | None]) -> str | None:

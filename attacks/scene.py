@@ -1,5 +1,6 @@
 """The adversary's knowledge of the finished model, and, apart from it, the referee's."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,8 +83,7 @@ class ProbeScene:
     @property
     def pixels(self) -> int:
         """Numbers of an image."""
-        channels, height, width = self.shape
-        return channels * height * width
+        return math.prod(self.shape)
 
     def known_training(self) -> Rehearsal:
         """Return the run's training."""

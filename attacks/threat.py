@@ -47,7 +47,11 @@ class ThreatModel(records.ThreatRecord):
             ("does not know", "; ".join(self.withheld)),
             ("conduct", self.conduct),
         )
-        return "\n".join([f"threat model: {self.name}", *(_row(key, text) for key, text in rows)])
+        lines = [
+            textwrap.fill(f"{key + ':':<15}{text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 17)
+            for key, text in rows
+        ]
+        return "\n".join([f"threat model: {self.name}", *lines])
 
     def refusal(self, attack: str, needs: Iterable[Access]) -> str | None:
         """Say why an attack with these needs cannot be made, or return ``None``."""
@@ -196,7 +200,3 @@ def prober(name: str | None, experiment: Experiment) -> ThreatModel:
     if name not in known:
         raise InputError(f"there is no adversary {name!r} of this run's model{suggestion(name, tuple(known))}")
     return known[name]
-
-
-def _row(key: str, text: str) -> str:
-    return textwrap.fill(f"{key + ':':<15}{text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 17)

@@ -67,24 +67,20 @@ def invert(gradient: Gradient, start: Tensor, descent: Descent) -> tuple[Tensor,
     return best, costs
 
 
-def by_model(model: Network, cost: Cost, auxiliary: Auxiliary | None) -> Gradient:
+def by_model(model: Network, cost: Cost, auxiliary: Auxiliary) -> Gradient:
     """Return the exact gradient of whoever has the model."""
 
     def gradient(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         leaf = images.detach().requires_grad_()
         shares = model(leaf).log_softmax(dim=1).gather(1, labels[:, None])[:, 0].exp()
-        costs = cost(shares)
-        if auxiliary is not None:
-            costs = costs + auxiliary(leaf)
+        costs = cost(shares) + auxiliary(leaf)
         (gradients,) = torch.autograd.grad(costs.sum(), leaf)
         return costs.detach(), gradients
 
     return gradient
 
 
-def by_answers(
-    endpoint: Questions, budget: int, cost: Cost, auxiliary: Auxiliary | None, difference: float
-) -> Gradient:
+def by_answers(endpoint: Questions, budget: int, cost: Cost, auxiliary: Auxiliary, difference: float) -> Gradient:
     """Return the gradient by differences of answers: d + 1 questions an image, shared by labels that start there."""
 
     def gradient(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -98,7 +94,10 @@ def by_answers(
         costs = cost(here)
         signs = torch.where(images > 0.5, -difference, difference).flatten(1)
         slopes = (cost(torch.stack(moved)) - costs[:, None]) / signs
-        return _with_auxiliary(costs, slopes.view_as(images), images, auxiliary)
+        leaf = images.detach().requires_grad_()
+        extra = auxiliary(leaf)
+        (added,) = torch.autograd.grad(extra.sum(), leaf)
+        return costs + extra.detach(), slopes.view_as(images) + added
 
     return gradient
 
@@ -128,17 +127,6 @@ def _differences(endpoint: Questions, image: Tensor, difference: float) -> tuple
     unit = 0.0 if answers.probabilities is None else rounding_unit(np.nan_to_num(answers.probabilities))
     shares = torch.from_numpy(shown.clip(max(unit / 2, _SMALLEST), 1.0))
     return shares[0], shares[1:]
-
-
-def _with_auxiliary(
-    costs: Tensor, gradients: Tensor, images: Tensor, auxiliary: Auxiliary | None
-) -> tuple[Tensor, Tensor]:
-    if auxiliary is None:
-        return costs, gradients
-    leaf = images.detach().requires_grad_()
-    extra = auxiliary(leaf)
-    (added,) = torch.autograd.grad(extra.sum(), leaf)
-    return costs + extra.detach(), gradients + added
 
 
 def _processed(images: Tensor, blur: float) -> Tensor:

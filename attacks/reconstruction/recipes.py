@@ -360,8 +360,7 @@ def _lbfgs(
     report: Report,
 ) -> Outcome:
     """Minimise variables and logits in one vector a row; the logits of rows with fixed labels have no effect."""
-    shape, pixels = variables.shape[1:], variables[0].numel()
-    points = _RowPoints(problem, len(rows), shape, logits.shape[1:], pixels)
+    points = _RowPoints(problem, variables, logits)
     start = wide(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1))
     # A likelihood has no least value that is known.
     known = not problem.regular and objective != "likelihood"
@@ -558,10 +557,10 @@ def _downhill(
 class _RowPoints:
     """Values and gradients of some rows' points, as :func:`minimise` asks for them."""
 
-    def __init__(self, problem: MatchProblem, count: int, shape: torch.Size, logits: torch.Size, pixels: int) -> None:
+    def __init__(self, problem: MatchProblem, variables: Tensor, logits: Tensor) -> None:
         self._all = self._problem = problem
-        self._index = torch.arange(count)
-        self._shape, self._logits, self._pixels = shape, logits, pixels
+        self._index = torch.arange(len(variables))
+        self._shape, self._logits = variables.shape[1:], logits.shape[1:]
 
     def __call__(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         if not torch.equal(index.cpu(), self._index):
@@ -573,7 +572,7 @@ class _RowPoints:
 
     def split(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Variables (M, B, C, H, W) and logits (M, B, classes) of points (M, D)."""
-        pixels = self._pixels
+        pixels = self._shape.numel()
         return points[:, :pixels].unflatten(1, self._shape), points[:, pixels:].unflatten(1, self._logits)
 
 
@@ -835,7 +834,7 @@ POLISH = Recipe("squared-distance", "lbfgs", box=True)
 def run_ensemble(
     scene: Scene, rows: Sequence[Victim], images: Tensor, logits: Tensor, config: Any, report: Report
 ) -> Outcome:
-    """Run the attack; arguments and errors are those of :func:`~.descent.run_recipe`.
+    """Run the attack; arguments and errors are those of :func:`run_recipe`.
 
     The rows of each restart are made hard: one value a category. The pool of all restarts of a victim takes the place
     of the best of them if its loss is lower.

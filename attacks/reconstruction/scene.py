@@ -88,8 +88,7 @@ class Scene:
     @property
     def pixels(self) -> int:
         """Numbers in one image."""
-        channels, height, width = self.shape
-        return channels * height * width
+        return math.prod(self.shape)
 
     @cached_property
     def prior(self) -> GaussianPrior:
@@ -142,15 +141,13 @@ class Trace:
         numbers = torch.tensor(rows)
 
         def report(done: int, losses: Tensor) -> bool:
-            goes_on = not time_is_up()
             share = (before * self._iterations + done * len(rows)) / len(self._victims)
             percent = int(100 * share / self._iterations)
-            if self._listener is None or percent == self._told:
-                return goes_on
-            self._told = percent
-            self._losses[numbers] = losses.detach().cpu().to(self._losses)
-            self._listener(int(share), self._iterations, self._mean_of_best())
-            return goes_on
+            if self._listener is not None and percent != self._told:
+                self._told = percent
+                self._losses[numbers] = losses.detach().cpu().to(self._losses)
+                self._listener(int(share), self._iterations, self._mean_of_best())
+            return not time_is_up()
 
         return report
 

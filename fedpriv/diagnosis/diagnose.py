@@ -311,7 +311,8 @@ def _wake(parameters: Iterable[Tensor]) -> None:
 
 def _one_by_one(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> list[Vector]:
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    return [plain_gradient(_total(model, loss, x[[row]], y[[row]]), trained) for row in range(len(x))]
+    with torch.enable_grad():
+        return [plain_gradient(loss(model(x[[row]]), y[[row]]).sum(), trained) for row in range(len(x))]
 
 
 def _round_weights(model: nn.Module) -> None:
@@ -321,11 +322,6 @@ def _round_weights(model: nn.Module) -> None:
         for value in model.parameters():
             signs = torch.randint(2, value.shape, generator=stream).mul_(2).sub_(1)
             value.add_(value * signs, alpha=torch.finfo(value.dtype).eps)
-
-
-def _total(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
-    with torch.enable_grad():
-        return loss(model(x), y).sum()
 
 
 @contextmanager

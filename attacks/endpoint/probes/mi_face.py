@@ -83,14 +83,12 @@ class MiFace(ModelAttack):
         """The cost of a label's probability."""
         return (lambda shares: 1 - shares) if self.cost == "1-p" else (lambda shares: -shares.clamp(min=1e-300).log())
 
-    def auxiliary(self, scene: "ProbeScene") -> "Auxiliary | None":
-        """What unlikely images cost; ``None``: nothing."""
+    def auxiliary(self, scene: "ProbeScene") -> "Auxiliary":
+        """What unlikely images cost."""
         from fedpriv.attacks.endpoint.inversion import total_variation
         from fedpriv.attacks.reconstruction.priors import fit_prior
 
         energy = fit_prior(scene.known_public().images).energy if self.prior else None
-        if energy is None and not self.variation:
-            return None
 
         def extra(images: "Tensor") -> "Tensor":
             costs = self.variation * total_variation(images)
