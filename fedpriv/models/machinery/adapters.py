@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
@@ -121,14 +121,19 @@ def _load(peft: Any, adapted: nn.Module, tensors: dict[str, Tensor], folder: str
         if name in tensors and tensors[name].ndim == wanted[name].ndim and tensors[name].shape[axis] == own.count:
             tensors[name] = tensors[name].index_select(axis, own.rows)
     wanted |= {name: value for name, value in _statistics(adapted).items() if name in tensors}
-    for name in sorted(wanted.keys() | tensors.keys()):
-        if name not in wanted or name not in tensors:
-            allowed = f"{_WEIGHTS} {'lacks' if name in wanted else 'has'} {name}"
-            raise InputError(key=_KEY, given=folder, allowed=allowed)
-        if wanted[name].shape != tensors[name].shape:
-            shapes = f"{tuple(tensors[name].shape)}, and in the network {tuple(wanted[name].shape)}"
-            raise InputError(key=_KEY, given=folder, allowed=f"{_WEIGHTS}: {name} has shape {shapes}")
+    if reason := _misfit(wanted, tensors):
+        raise InputError(key=_KEY, given=folder, allowed=f"{_WEIGHTS}{reason}")
     peft.set_peft_model_state_dict(adapted, tensors)
+
+
+def _misfit(wanted: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
+    """Say how saved tensors are not those that a network wants; empty: they are."""
+    for name in sorted(wanted.keys() | saved.keys()):
+        if name not in wanted or name not in saved:
+            return f" {'lacks' if name in wanted else 'has'} {name}"
+        if saved[name].shape != wanted[name].shape:
+            return f": {name} has shape {tuple(saved[name].shape)}, and in the network {tuple(wanted[name].shape)}"
+    return ""
 
 
 def _moved(network: nn.Module) -> int:
@@ -299,14 +304,10 @@ def _load_lora(adapted: Adapted, settings: "TextModelSettings") -> None:
         saved = load_file(settings.adapter)
     except (OSError, SafetensorError) as error:
         raise settings.refusal(f"adapter = {settings.adapter!r} cannot be read: {one_line(error)}") from None
-    wanted = {name: value for name, value in adapted.named_parameters() if f".{ADAPTER}." in name}
-    names = {name.replace(f".{ADAPTER}.", "."): name for name in wanted}
-    for name in dict.fromkeys([*names, *saved]):
-        if name not in saved or name not in names:
-            raise settings.refusal(f"adapter = {settings.adapter!r} {'lacks' if name in names else 'has'} {name}")
-        if saved[name].shape != wanted[names[name]].shape:
-            shapes = f"{tuple(saved[name].shape)}, and here {tuple(wanted[names[name]].shape)}"
-            raise settings.refusal(f"adapter = {settings.adapter!r}: {name} has shape {shapes}")
+    part = f".{ADAPTER}."
+    wanted = {name.replace(part, "."): value for name, value in adapted.named_parameters() if part in name}
+    if reason := _misfit(wanted, saved):
+        raise settings.refusal(f"adapter = {settings.adapter!r}{reason}")
     with torch.no_grad():
-        for name, target in names.items():
-            wanted[target].copy_(saved[name])
+        for name, value in wanted.items():
+            value.copy_(saved[name])
