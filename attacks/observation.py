@@ -90,6 +90,7 @@ class TextFormat:
     vocabulary: Count  # tokens that there are
     task: Literal["classify", "next"]  # classify: the label of a sequence; next: each token from those before it
     packed: bool = False  # whether sequences are cut from running text; else each begins a text
+    mark: tuple[int, ...] = ()  # next: tokens behind which the loss counts; empty: everywhere
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from fedpriv.attacks.settings import AttackSettings
 from fedpriv.core.errors import InputError, cut, reason_of
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import torch_stream
-from fedpriv.data.tokenizers import NO_TARGET
+from fedpriv.data.tokenizers import next_targets
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
 from fedpriv.mechanisms import mechanism_settings
@@ -258,8 +258,9 @@ def _random_examples(settings: PublicSettings, stream: torch.Generator) -> tuple
     )
     if settings.text.packed:
         return tokens, labels
-    tokens[:, 0] = START
-    lengths = torch.randint(min(2, room), room + 1, (count,), generator=stream)
+    begin = (START, *settings.text.mark)
+    tokens[:, : len(begin)] = tokens.new_tensor(begin)
+    lengths = torch.randint(min(len(begin) + 1, room), room + 1, (count,), generator=stream)
     lengths[0] = room  # one sentence has no padding
     return torch.where(torch.arange(room) < lengths[:, None], tokens, PAD), labels
 
@@ -267,8 +268,7 @@ def _random_examples(settings: PublicSettings, stream: torch.Generator) -> tuple
 def _batches(settings: PublicSettings, examples: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Inputs and labels of each local step, in the order in which attacks take examples."""
     if settings.text is not None and settings.text.task == "next":
-        following = examples[:, 1:]
-        examples, labels = examples[:, :-1], torch.where(following == PAD, NO_TARGET, following)
+        examples, labels = examples[:, :-1], next_targets(examples, settings.text.mark)
     size = min(settings.batch_size or 1, len(examples))
     rows = [[(step * size + place) % len(examples) for place in range(size)] for step in range(settings.local_steps)]
     return [(examples[part], labels[part]) for part in rows]

@@ -36,7 +36,7 @@ CAPABILITIES = {
     "secure aggregation": Capability(
         "fedpriv/algorithms/secure_aggregation", r"algorithms\.secure_aggregation|masked_upload|[Ss]hamir"
     ),
-    "prompts": Capability("fedpriv/prompts", r"\bprompts?\b|\bicl\b|Prompt(?:ing|s)\b"),
+    "prompts": Capability("fedpriv/prompts", r"\bprompts\b|\bicl\b|Prompt(?:ing|s)\b"),
     "service": Capability("fedpriv/service", r"\bservice\b|ServiceConfig|POLICIES|AnswerPolicy"),
     "robustness": Capability("fedpriv/robustness", r"robustness|Robustness"),
     "sweep": Capability("fedpriv/sweep", r"\bsweep\b|Sweep[A-Z]"),

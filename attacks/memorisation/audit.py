@@ -40,6 +40,8 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
 from fedpriv.data.canaries import Canaries, Numbers, canary_rows, drawn_canaries
+from fedpriv.data.datasets import Dataset
+from fedpriv.data.tokenizers import TextFacts, next_targets
 
 # A ceiling is refuted where what was measured has, under it, at most this probability, all canaries together.
 _IMPOSSIBLE = 1e-3
@@ -61,7 +63,8 @@ def audit_memorisation(folder: RunFolder, samples: int, tokens: int, progress: P
     with cpu_threads(experiment.engine.threads), torch.no_grad():
         progress.stage(f"writing {samples} texts")
         network = _network(world, final)
-        written = sampled(network, samples, length, torch_stream(experiment.seed, "extraction"))
+        stream = torch_stream(experiment.seed, "extraction")
+        written = sampled(network, samples, length, stream, _public_prompts(world.dataset))
         exposed = Memorisation(
             theorem="the run has no canaries, and nothing is proven of texts",
             extraction=_extracted(world, written, _gains(world, final, written), tokens),
@@ -90,22 +93,33 @@ def _network(world: World, state: State) -> Network:
 
 def _gains(world: World, final: State, written: Tensor) -> Tensor:
     """How much likelier each text became by training, in nats per token."""
-    after = mean_losses(_network(world, final), written)
-    return mean_losses(_network(world, world.initial), written) - after
+    mark = _text(world.dataset).mark
+    after = mean_losses(_network(world, final), written, mark)
+    return mean_losses(_network(world, world.initial), written, mark) - after
+
+
+def _public_prompts(dataset: Dataset) -> Tensor | None:
+    """The test texts up to their responses, (M, T); ``None``: the loss counts whole texts."""
+    mark, tokens = _text(dataset).mark, dataset.x_test.flatten(1).long()
+    learnt = functional.pad(next_targets(tokens, mark) >= 0, (1, 0))
+    return tokens.masked_fill(learnt, PAD)[learnt.any(dim=1)] if mark else None
+
+
+def _text(dataset: Dataset) -> TextFacts:
+    if dataset.text is None:
+        raise TypeError("no texts")
+    return dataset.text
 
 
 def _extracted(world: World, written: Tensor, gains: Tensor, tokens: int) -> ExtractedTexts:
     """What was written of the clients' texts; secrets are counted for themselves."""
     dataset, config = world.dataset, world.experiment.data.canaries
-    text = dataset.text
-    if text is None:
-        raise TypeError("no texts")
     rows = np.unique(np.concatenate([world.partitions[client] for client in range(len(world.partitions))]))
     if config is not None:
         rows = np.setdiff1d(rows, canary_rows(world.partitions, config, world.experiment.seed))
     train, test = dataset.x_train[torch.from_numpy(rows)].flatten(1), dataset.x_test.flatten(1)
     figures, found = extraction(written.numpy(), gains.numpy(), train.numpy(), test.numpy(), tokens)
-    return replace(figures, texts=tuple(text.tokenizer.decode(each.tolist()) for each in found))
+    return replace(figures, texts=tuple(_text(dataset).tokenizer.decode(each.tolist()) for each in found))
 
 
 def _with_canaries(
@@ -205,25 +219,30 @@ _RANKED = 10  # a tenth of the samples comes first
 _SHOWN = 5
 
 
-def sampled(network: Network, count: int, length: int, generator: torch.Generator) -> Tensor:
-    """Let a model write texts, each token drawn from what it says comes next, until their end."""
+def sampled(
+    network: Network, count: int, length: int, generator: torch.Generator, begun: Tensor | None = None
+) -> Tensor:
+    """Let a model write texts, or go on with begun ones (M, T), each token drawn from what it says comes next."""
     tokens = torch.full((count, length), PAD, dtype=torch.int64)
     tokens[:, 0] = START
+    if begun is not None:
+        tokens = begun[torch.randint(len(begun), (count,), generator=generator)]
+    given = tokens != PAD
     for place in range(1, length):
         logits = torch.cat([network(part)[:, place - 1].cpu() for part in tokens.split(_AT_ONCE)])
         drawn = torch.multinomial(logits.double().softmax(dim=1), 1, generator=generator)[:, 0]
         over = (tokens[:, place - 1] == END) | (tokens[:, place - 1] == PAD)
-        tokens[:, place] = drawn.masked_fill(over, PAD)
+        tokens[:, place] = torch.where(given[:, place], tokens[:, place], drawn.masked_fill(over, PAD))
     return tokens
 
 
-def mean_losses(network: Network, tokens: Tensor) -> Tensor:
+def mean_losses(network: Network, tokens: Tensor, mark: Sequence[int] = ()) -> Tensor:
     """Return what a model takes for each text (N, T), in nats per token, (N,), in float64, on the CPU."""
     parts = []
     for part, logs in log_probabilities(network, tokens, tokens.shape[1]):
-        following = functional.pad(part[:, 1:], (0, 1), value=PAD)
-        counted = following != PAD
-        losses = -logs.gather(2, following[:, :, None])[:, :, 0] * counted
+        following = next_targets(functional.pad(part, (0, 1), value=PAD), mark)
+        counted = following >= 0
+        losses = -logs.gather(2, following.clamp(min=0)[:, :, None])[:, :, 0] * counted
         parts.append(losses.sum(dim=1) / counted.sum(dim=1).clamp(min=1))
     return torch.cat(parts)
 

@@ -32,7 +32,7 @@ from fedpriv.attacks.texts.search import Climb, Ground
 from fedpriv.attacks.texts.soft import lookup_layers
 from fedpriv.attacks.texts.uploads.dager import DagerSettings
 from fedpriv.core.names import END, PAD, START
-from fedpriv.data.tokenizers import NO_TARGET
+from fedpriv.data.tokenizers import NO_TARGET, next_targets
 from fedpriv.gradients.calls import dropout_layers
 
 # Row spaces of gradients, and whether a vector lies in one: the test that tells tokens of the batch from others.
@@ -390,16 +390,19 @@ def _looked_at(scene: TextScene, victim: Victim) -> list[str]:
 
 
 def _column(scene: TextScene, victim: Victim, sentence: Sentence, label: int, names: Sequence[str]) -> Tensor:
-    tokens = padded([sentence], scene.length).to(scene.device)
     labels = torch.tensor([label], device=scene.device)
     if scene.is_next:
-        labels = scene.targets(tokens)
-        if len(sentence) < scene.length:
-            labels[0, len(sentence) - 1] = END
-        elif bool((labels == NO_TARGET).all()):
+        labels = _next_targets(scene, [*sentence, END][: scene.length])  # what follows a full sequence is not known
+        if bool((labels == NO_TARGET).all()):
             labels[0, -1] = END
+    tokens = padded([sentence], scene.length).to(scene.device)
     gradient = scene.gradient(victim.parameters, tokens, labels)
     return torch.cat([gradient[name].flatten() for name in names]).double()
+
+
+def _next_targets(scene: TextScene, sentence: Sequence[int]) -> Tensor:
+    """The targets (1, T) of a text of at most T + 1 tokens."""
+    return next_targets(padded([sentence], scene.length + 1), scene.format.mark).to(scene.device)
 
 
 def _weights(columns: Tensor, heard: Tensor) -> tuple[np.ndarray, float]:
@@ -517,7 +520,11 @@ def _by_row_spaces(
     kept = kept_tokens(network, first, size, scene.length, config.most_tokens, opening, progress)
     found = _sentences(scene, network, victim, kept, (first, deeper), trouble, config, stream, progress)
     if not found.whole:
-        raise AttackRefused(f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence")
+        reason = f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence"
+        held, wanted = (spans[0].spectrum.examples for spans in (deeper, first))
+        if held < wanted:
+            reason = f"rank: {reason}: it has {held} dimensions, and positions fill {wanted}; too few errors reach it"
+        raise AttackRefused(reason)
     weighed = _weighed(scene, victim, found.whole, found.inner)
     if not first[0].noisy and _NOTHING <= weighed.unexplained < math.inf:
         raise AttackRefused(f"{found.how}: the sentences found explain nothing of the upload")
@@ -609,13 +616,15 @@ def _proven(
     """The same, if a gradient of the adversary's own, of one random sequence, has all its positions in such a span."""
     if isinstance(span, Unusable):
         return span
-    length = min(scene.length, max(3, min(span.dimensions, span.probe.rows) // 2))
+    mark = scene.format.mark
+    length = min(scene.length, max(3 + len(mark), min(span.dimensions, span.probe.rows) // 2))
     stream = torch.Generator().manual_seed(_OWN)
     inner = torch.randint(END + 1, scene.format.vocabulary, (length - 1,), generator=stream)
-    tokens = padded([[START, *inner.tolist()]], scene.length).to(scene.device)
-    labels = scene.targets(tokens) if scene.is_next else torch.zeros(1, dtype=torch.int64, device=scene.device)
-    if scene.is_next:
-        labels[0, length - 1] = END
+    sentence = [START, *inner.tolist()]
+    prompt = (length - len(mark)) // 2
+    sentence[prompt : prompt + len(mark)] = mark
+    tokens = padded([sentence], scene.length).to(scene.device)
+    labels = _next_targets(scene, [*sentence, END]) if scene.is_next else tokens.new_zeros(1)
     gradients = scene.gradient(victim.parameters, tokens, labels)
     gradient = span.probe.gradient(gradients)
     own = span_of(span.probe, gradient, 0.0, 0.0, samples)
@@ -645,10 +654,12 @@ def _sentences(
     first, deeper = spans
     counts = f"{sum(map(len, kept.tokens))} tokens kept at {sum(map(bool, kept.tokens))} positions"
     reach = deeper[0].probe.reach if deeper else "none"
+    is_single = kept.placed and all(len(tokens) <= 1 for tokens in kept.tokens)
     if reach == "prefix":
         grown = grow(network, deeper, kept, config.most_sentences, progress)
-        return _Found(grown.whole, grown.inner, f"{counts}, beginnings tried: {grown.tried}")
-    if kept.placed and all(len(tokens) <= 1 for tokens in kept.tokens):
+        if grown.whole or not is_single:
+            return _Found(grown.whole, grown.inner, f"{counts}, beginnings tried: {grown.tried}")
+    if is_single:
         return _Found([tuple(tokens[0] for tokens in kept.before_end)], [], f"{counts}: one sentence")
     attended: list[Sentence] = []
     if not scene.is_next and not first[0].noisy:
@@ -779,7 +790,7 @@ def read_in_order(scene: TextScene, victim: Victim, tokens: Tensor, rounds: int,
     count = victim.model.examples
     laid = Lookup(tokens, None, None).sentences(scene, count, language)
     usual = torch.stack([_usual_order(row, language, len(scene.opening)) for row in laid])
-    starts = [climb.at(Texts(made, labels)) for made in (laid, usual)]
+    starts = [climb.at(Texts(ground.marked(made), labels)) for made in (laid, usual)]
     ended = climb.climb(min(starts, key=lambda start: start.loss), rounds, counted(progress, 0, rounds))
     note = f"{len(tokens)} tokens by the likelihood of the gradient, {ended.rounds} rounds of search; {language.title}"
     return Reading((ground.sentences(ended.texts, ended.loss, ended.rounds),), note)

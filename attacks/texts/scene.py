@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,6 @@ from fedpriv.core.errors import printable
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import torch_stream
-from fedpriv.data.tokenizers import NO_TARGET
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
 
@@ -104,11 +103,6 @@ class TextScene:
                 places[name].copy_(value)
         return network
 
-    def targets(self, tokens: Tensor) -> Tensor:
-        """Return the next token of each, (B, T), of tokens (B, T); what comes after the last one is not known."""
-        following = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=PAD)
-        return torch.where(following == PAD, NO_TARGET, following)
-
     def gradient(self, parameters: Vector, tokens: Tensor, labels: Tensor) -> Vector:
         """Return the gradient of the mean loss of sequences (B, T) with labels (B,) or (B, T), by parameter."""
         wanted = {name: parameters[name].detach().requires_grad_() for name in self.names}
@@ -144,6 +138,8 @@ def read_texts(job: "AttackJob") -> list[Reconstruction]:
         began = time.perf_counter()
         reading = config.read(scene, victim, job.seed, one_of(listener, number, len(victims)))
         _check(config.name, scene, reading)
+        if scene.format.mark:
+            reading = replace(reading, note=f"{reading.note}; all before responses is read and counted, too")
         results.append(_result(config.name, victim, reading, time.perf_counter() - began))
     return results
 

@@ -25,7 +25,7 @@ from fedpriv.attacks.texts.soft import soft_targets
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD
 from fedpriv.core.randomness import seeded_generators, torch_stream
-from fedpriv.data.tokenizers import NO_TARGET
+from fedpriv.data.tokenizers import next_targets
 from fedpriv.gradients import Block, GradientOperator, Route, Vector, find_route, flattened, per_example_gradients
 from fedpriv.gradients.operator import total, wide
 from fedpriv.models.machinery.llama import Llama
@@ -55,15 +55,14 @@ def split(scene: TextScene, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     """Return what the network takes (N, T), and the targets of its loss, of sentences (N, L) with labels (N,)."""
     if not scene.is_next:
         return tokens, labels
-    following = tokens[:, 1:]
-    return tokens[:, :-1], torch.where(following == PAD, NO_TARGET, following)
+    return tokens[:, :-1], next_targets(tokens, scene.format.mark)
 
 
 def soft_batch(scene: TextScene, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs (N, B, 1, T, V) and label probabilities of a soft network, of (N, B, L, V) and labels (N, B)."""
     if not scene.is_next:
         return probabilities[:, :, None], F.one_hot(labels, scene.classes).to(probabilities)
-    return probabilities[:, :, None, :-1], soft_targets(probabilities)
+    return probabilities[:, :, None, :-1], soft_targets(probabilities, scene.format.mark)
 
 
 def trained_network(scene: TextScene, victim: Victim) -> nn.Module:

@@ -38,6 +38,7 @@ from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, token_ve
 from fedpriv.attacks.texts.uploads.lamp import LampSettings
 from fedpriv.attacks.texts.uploads.text_map import TextMapSettings
 from fedpriv.core.names import END, PAD, START
+from fedpriv.data.tokenizers import next_targets
 from fedpriv.gradients import Vector
 
 
@@ -363,7 +364,16 @@ class Ground:
             for place in range(1, length):
                 chances = language.chances(tokens[None, number, :place].to(self.scene.device))[0, -1].exp().cpu()
                 tokens[number, place] = int(torch.multinomial(self._restricted(chances), 1, generator=stream))
-        return tokens.to(self.scene.device)
+        return self.marked(tokens).to(self.scene.device)
+
+    def marked(self, tokens: Tensor) -> Tensor:
+        """Sentences (N, L) with the mark of responses in the middle of each that lacks it, and so has no derivative."""
+        mark, made = self.scene.format.mark, tokens.clone()
+        for row in made if mark else ():
+            if bool((next_targets(row, mark) < 0).all()):
+                begin = max(1, (int((row != PAD).sum()) - len(mark)) // 2)
+                row[begin : begin + len(mark)] = row.new_tensor(mark)
+        return made
 
     def _first(self, stream: torch.Generator) -> int:
         """The token that begins a sentence, or one as often as it stands in public texts."""

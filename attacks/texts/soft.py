@@ -11,6 +11,7 @@ transpose them, shift them, or add others of its own, before it looks them up.
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.core.names import PAD
+from fedpriv.data.tokenizers import next_targets
 
 Kind = Literal["probabilities", "vectors"]
 
@@ -151,10 +153,9 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
     return Network(soft, _soft_losses)
 
 
-def soft_targets(probabilities: Tensor) -> Tensor:
-    """Return the next token's probabilities (..., L - 1, V) of those of sequences (..., L, V); zeros before padding."""
-    following = probabilities[..., 1:, :]
-    return following * (1 - following[..., PAD, None]).round()
+def soft_targets(probabilities: Tensor, mark: Sequence[int] = ()) -> Tensor:
+    """Return the next token's probabilities (..., L - 1, V) of those of sequences (..., L, V); zeros where is none."""
+    return probabilities[..., 1:, :] * (next_targets(probabilities.argmax(dim=-1), mark) >= 0)[..., None]
 
 
 def _soft_losses(logits: Tensor, labels: Tensor) -> Tensor:

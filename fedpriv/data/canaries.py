@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import Dataset
-from fedpriv.data.tokenizers import NO_TARGET, Tokenizer
+from fedpriv.data.tokenizers import Tokenizer, next_targets
 
 Numbers = NDArray[np.int64]
 
@@ -43,7 +43,13 @@ def drawn_canaries(config: CanaryConfig, dataset: Dataset, seed: int) -> Canarie
     if dataset.text is None or not dataset.is_next:
         raise InputError("data.canaries: canaries are for models that learn the next token (data.text.task = 'next')")
     tokenizer, length = dataset.text.tokenizer, dataset.shape[-1]
-    start = [START, *tokenizer.encode(config.prefix)]
+    start = [START, *dataset.text.encode(config.prefix)]
+    if dataset.text.response not in config.prefix:
+        raise InputError(
+            key="data.canaries.prefix",
+            given=config.prefix,
+            allowed=f"data.text.response = {dataset.text.response!r} in it, behind which the loss counts",
+        )
     if len(start) + config.length > length:
         raise InputError(
             f"data.canaries: beginning, prefix and secret have {len(start)} + {config.length} tokens, and a sequence "
@@ -88,10 +94,9 @@ def with_canaries(dataset: Dataset, shares: Sequence[Numbers], config: CanaryCon
     canaries = drawn_canaries(config, dataset, seed)
     rows = canary_rows(shares, config, seed)
     tokens = np.repeat(_sequences(canaries, dataset.shape[-1] + 1), canaries.copies, axis=0)
-    targets = np.where(tokens[:, 1:] == PAD, NO_TARGET, tokens[:, 1:])
     x, y = dataset.x_train.clone(), dataset.y_train.clone()
     x[rows] = torch.from_numpy(tokens[:, :-1]).to(x.dtype).view(-1, *dataset.shape)
-    y[rows] = torch.from_numpy(targets)
+    y[rows] = next_targets(torch.from_numpy(tokens), dataset.text.mark if dataset.text is not None else ())
     return replace(dataset, x_train=x, y_train=y, source=f"{dataset.source}; {len(rows)} sequences are canaries")
 
 

@@ -40,11 +40,12 @@ class TextColumns(NamedTuple):
     label: str = ""  # of their labels
     key: str = ""  # that says whose each is
     split: str = "split"  # that says which part of the data set it belongs to; may be missing
+    prompt: str = ""  # of what stands before them
 
     @property
     def needed(self) -> tuple[str, ...]:
         """Those that have to be there, and to hold something."""
-        return tuple(column for column in self[:3] if column)
+        return tuple(column for column in (*self[:3], self.prompt) if column)
 
 
 class Row(NamedTuple):
@@ -54,6 +55,7 @@ class Row(NamedTuple):
     label: str | None = None
     key: str | None = None
     split: str | None = None
+    prompt: str | None = None
 
 
 def text_root(root: str) -> Path:
@@ -191,8 +193,8 @@ def _row(path: Path, line: int, row: Mapping[str, str], columns: TextColumns) ->
     for column in columns.needed:
         if not row[column].strip():
             raise InputError(f"{path}, line {line}: the cell of {column!r} is empty")
-    label, key = (row[column] if column else None for column in (columns.label, columns.key))
-    return Row(row[columns.text], label, key, row.get(columns.split))
+    label, key, prompt = (row[column] if column else None for column in (columns.label, columns.key, columns.prompt))
+    return Row(row[columns.text], label, key, row.get(columns.split), prompt)
 
 
 def ordered_words(labels: Sequence[str], where: str) -> tuple[str, ...]:
@@ -327,9 +329,12 @@ def arrays_of(
     task = config.task or ("classify" if labels else "next")
     if not part.train or not part.test:
         raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; expected both")
+    part = _prompted(part, config.response, where) if config.response else part
     keys = Keys.of(*([row.key or "" for row in rows] for rows in part))
     parts = (part.train, keys.train), (part.test, keys.test)
     tokenizer = open_tokenizer(config, root, [row.text for row in part.test])
+    facts = TextFacts(task, tokenizer, config.pack, config.response)
+    warnings: tuple[str, ...] = ()
     if task == "classify":
         if not labels:
             raise InputError(where=where, key="data.text.task", given="classify", allowed="the texts have no labels")
@@ -338,20 +343,40 @@ def arrays_of(
         made = [_Made.labelled(*each, labels, tokenizer, config, where) for each in parts]
         classes = tuple(labels.values())
     else:
-        made = [_Made.following(*each, tokenizer, config) for each in parts]
+        made = [_Made.following(*each, facts, config.length) for each in parts]
         classes = tuple(str(token) for token in range(tokenizer.size))
+        silent = sum(int((each.y < 0).all(axis=1).sum()) for each in made)
+        warnings = (f"Texts that data.text.length cuts off before their response: {silent:,}.",) if silent else ()
     train, test = made[0], made[1].drawn(config.tests)
-    facts = TextFacts(task, tokenizer, packed=config.pack)
     tokens = [each.x.astype(np.int32)[:, None] for each in (train, test)]
     whose = Keys(train.owners, test.owners, keys.names) if part.train[0].key is not None else None
     return Arrays(
-        tokens[0], train.y, tokens[1], test.y, classes, (), _notes(task, config, read_off), text=facts, keys=whose
+        *(tokens[0], train.y, tokens[1], test.y, classes),
+        notes=_notes(task, config, read_off),
+        warnings=warnings,
+        text=facts,
+        keys=whose,
     )
+
+
+def _prompted(part: TextSplit, response: str, where: str) -> TextSplit:
+    """Texts with what stands before them; refuse those in which nobody can tell where the response begins."""
+    rows = [*part.train, *part.test]
+    early = sum(response in (row.prompt or "") for row in rows)
+    if early:
+        raise InputError(f"{where}: {early:,} cells of the prompt have data.text.response = {response!r} in them")
+    lacking = sum(row.prompt is None and response not in row.text for row in rows)
+    if lacking:
+        raise InputError(f"{where}: {lacking:,} of {len(rows):,} texts lack data.text.response = {response!r}")
+    whole = [row if row.prompt is None else row._replace(text=f"{row.prompt}{response}{row.text}") for row in rows]
+    return TextSplit(whole[: len(part.train)], whole[len(part.train) :])
 
 
 def _notes(task: Literal["classify", "next"], config: CorpusConfig, read_off: bool) -> tuple[str, ...]:
     if task == "classify":
         return (_LABELS,) if read_off else ()
+    if config.response:
+        return ("The loss counts responses alone; what is proven of an example covers its prompt, too.",)
     if not config.pack:
         return ()
     return (
@@ -386,9 +411,8 @@ class _Made(NamedTuple):
         return _Made(x, np.array([numbers[row.label or ""] for row in rows], dtype=np.int64), owners)
 
     @staticmethod
-    def following(rows: Sequence[Row], owners: NDArray[np.int64], tokenizer: Tokenizer, config: CorpusConfig) -> _Made:
-        texts = [row.text for row in rows]
-        return _Made(*next_tokens(tokenizer, texts, owners.tolist(), config.length, config.pack))
+    def following(rows: Sequence[Row], owners: NDArray[np.int64], facts: TextFacts, length: int) -> _Made:
+        return _Made(*next_tokens(facts, [row.text for row in rows], owners.tolist(), length))
 
     def drawn(self, count: int | None) -> _Made:
         """So many of them; the same for all experiments."""

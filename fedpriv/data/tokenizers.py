@@ -24,6 +24,7 @@ from fedpriv.core.npz import read_arrays, read_headers
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
 _OWN = ("<pad>", "<start>", "<end>")
 _STORIES, _WORDS = "stories260k.npz", "word_freq_en.csv.gz"
@@ -240,6 +241,29 @@ class TextFacts:
     task: Literal["classify", "next"]  # classify: the label of a sequence; next: each token from those before it
     tokenizer: Tokenizer  # that made the tokens
     packed: bool = False  # whether sequences are cut from texts laid end to end
+    response: str = ""  # next: what stands before what is learnt; empty: everything is
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """The tokens behind which the loss counts; empty: everywhere."""
+        return tuple(self.tokenizer.encode(self.response)) if self.response else ()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text; no token reaches over the beginning or the end of ``response``."""
+        before, found, after = text.partition(self.response) if self.response else (text, "", "")
+        return [token for part in (before, found, after) if part for token in self.tokenizer.encode(part)]
+
+
+def next_targets(tokens: Tensor, mark: Sequence[int] = ()) -> Tensor:
+    """Return the token after each, (..., T), of (..., T + 1); none where padding is, or before the mark's end."""
+    import torch
+
+    following = tokens[..., 1:]
+    wanted = following != PAD
+    if mark:
+        ends = (tokens.unfold(-1, len(mark), 1) == tokens.new_tensor(mark)).all(dim=-1)
+        wanted = wanted & torch.nn.functional.pad(ends.cumsum(dim=-1)[..., :-1] > 0, (len(mark) - 1, 0))
+    return torch.where(wanted, following, NO_TARGET)
 
 
 def labelled(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Numbers:
@@ -248,30 +272,34 @@ def labelled(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Numbers
 
 
 def next_tokens(
-    tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int], length: int, pack: bool
+    facts: TextFacts, texts: Sequence[str], owners: Sequence[int], length: int
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Return inputs (N, length), the token after each, (N, length), and whose a sequence is, (N,)."""
     import numpy as np
+    import torch
 
-    streams = _together(tokenizer, texts, owners) if pack else _apart(tokenizer, texts, owners)
+    mark = facts.mark
+    if len(mark) > length:
+        raise InputError(f"data.text.response has {len(mark)} tokens, and a sequence {length} (data.text.length)")
+    streams = _together(facts, texts, owners) if facts.packed else _apart(facts, texts, owners)
     pieces, whose = [], []
     for owner, stream in streams:
-        starts = range(0, len(stream) - 1, length) if pack else (0,)
+        starts = range(0, len(stream) - 1, length) if facts.packed else (0,)
         pieces += [stream[start : start + length + 1] for start in starts]
         whose += [owner] * len(starts)
     tokens = _padded(pieces, length + 1)
-    targets = np.where(tokens[:, 1:] == PAD, NO_TARGET, tokens[:, 1:])
+    targets = next_targets(torch.from_numpy(tokens), mark).numpy()
     return tokens[:, :-1], targets, np.array(whose, dtype=np.int64)
 
 
-def _apart(tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+def _apart(facts: TextFacts, texts: Sequence[str], owners: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
     for text, owner in zip(texts, owners, strict=True):
-        yield owner, [START, *tokenizer.encode(text), END]
+        yield owner, [START, *facts.encode(text), END]
 
 
-def _together(tokenizer: Tokenizer, texts: Sequence[str], owners: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+def _together(facts: TextFacts, texts: Sequence[str], owners: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
     streams: dict[int, list[int]] = {}
-    for owner, tokens in _apart(tokenizer, texts, owners):
+    for owner, tokens in _apart(facts, texts, owners):
         streams.setdefault(owner, []).extend(tokens)
     yield from streams.items()
 

@@ -23,7 +23,7 @@ from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.world import trained_parameters
-from fedpriv.data.tokenizers import NO_TARGET
+from fedpriv.data.tokenizers import next_targets
 from fedpriv.flower.folder import Exchange, TrainedOn
 from fedpriv.flower.watch import OWN_LOSS, Task
 from fedpriv.gradients import Vector
@@ -201,8 +201,7 @@ def _trained(
 
 def _loss(model: nn.Module, examples: Tensor, target: Tensor | None, task: Task | None) -> Tensor:
     if task == "next":
-        following = F.pad(examples[:, 1:], (0, 1), value=PAD)
-        return example_losses(model(examples), torch.where(following == PAD, NO_TARGET, following)).mean()
+        return example_losses(model(examples), next_targets(F.pad(examples, (0, 1), value=PAD))).mean()
     if task == "itself":
         return own_loss(model(examples), examples)
     if target is None or len(target) != len(examples):

@@ -126,6 +126,39 @@ def test_packed_sequences_begin_with_any_token(trained: str) -> None:
     assert read_off(campaign) == true(inputs)
 
 
+MARK = (7, 9)
+RESPONSES = TextFormat(VOCABULARY, "next", mark=MARK)
+
+
+def responses(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of the next token behind the mark, put at the fifth place from the end of texts."""
+    tokens[:, -5:-3] = torch.tensor(MARK)
+    inputs, targets = following(tokens)
+    targets[:, : tokens.shape[1] - 4] = -100
+    return inputs, targets
+
+
+@in_one_test(("kind", "depth", "batch"), [("gpt", 3, 2), ("llama", 3, 2), ("gpt", 2, 1)])
+def test_prompts_are_read_though_the_loss_counts_responses_alone(kind: str, depth: int, batch: int) -> None:
+    """Of two blocks the last gets few errors, and holds no sentence; what stands at each place is known without it."""
+    model, tokens = network(kind, None, depth=depth), sentences(2, seed=1)[:1].repeat(batch, 1)
+    tokens[-1, 1:5] = torch.tensor([11, 12, 13, 14])
+    tokens[:, -1] = 0
+    campaign = attacked("dager", model, gradient(model, *responses(tokens)), batch, "next", text=RESPONSES)
+    assert read_off(campaign) == true(tokens)
+    assert (campaign.found[0].loss or 1.0) < 1e-3
+
+
+def test_a_deeper_row_space_that_few_errors_reach_is_a_matter_of_rank() -> None:
+    torch.manual_seed(1)
+    model, tokens = Gpt(VOCABULARY, 24, WIDTH, 2, 4, None), sentences(2, length=24)[:1].repeat(2, 1)
+    tokens[0, 1:3] = torch.tensor([11, 12])
+    tokens[:, -3:] = 0
+    upload = gradient(model, *responses(tokens))
+    (reason,) = attacked("dager", model, upload, 2, "next", text=RESPONSES, shape=(1, 1, 24)).failures.values()
+    assert reason.startswith("rank: 23 tokens kept at 21 positions") and "too few errors reach it" in reason
+
+
 def test_one_block_that_predicts_the_next_token() -> None:
     model, (inputs, targets) = network("gpt", None, depth=1), following(sentences(3))
     assert read_off(attacked("dager", model, gradient(model, inputs, targets), 3, "next")) == true(sentences(3))

@@ -18,7 +18,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.datasets import load_dataset
 from fedpriv.data.partition import partition_indices
-from fedpriv.data.tokenizers import NO_TARGET, Bytes, LlamaTokens, Pairs, Words, next_tokens
+from fedpriv.data.tokenizers import NO_TARGET, Bytes, LlamaTokens, Pairs, TextFacts, Words, next_tokens
 from tests.cases import in_one_test
 
 ROOT = Path(os.environ.get("FEDPRIV_DATA", "data"))
@@ -88,11 +88,11 @@ def test_sequences_predict_each_token_once() -> None:
     stream: dict[int, list[int]] = {0: [], 1: []}
     for text, owner in zip(texts, owners, strict=True):
         stream[owner] += [START, *Bytes().encode(text), END]
-    x, y, whose = next_tokens(Bytes(), texts, owners, 4, pack=True)
+    x, y, whose = next_tokens(TextFacts("next", Bytes(), packed=True), texts, owners, 4)
     for owner in (0, 1):
         assert x[whose == owner][:, 0].tolist() == stream[owner][:-1:4]
         assert y[(whose == owner)[:, None] & (y != NO_TARGET)].tolist() == stream[owner][1:]
-    x, y, whose = next_tokens(Bytes(), texts, owners, 4, pack=False)
+    x, y, whose = next_tokens(TextFacts("next", Bytes()), texts, owners, 4)
     assert whose.tolist() == owners
     assert x[3].tolist() == [START, *Bytes().encode("k"), END, PAD]
     assert y[3].tolist() == [*Bytes().encode("k"), END, NO_TARGET, NO_TARGET]
@@ -138,9 +138,30 @@ def test_the_next_token_of_own_texts(tmp_path: Path) -> None:
     assert torch.equal(dataset.normalise(dataset.x_train)[0, 1:], dataset.y_train[0, :-1])
 
 
+def test_the_loss_counts_responses_alone(tmp_path: Path) -> None:
+    """Of prompts and texts, with the mark between them; a text that is cut before its response has no target."""
+    rows = [["ann", "a#b", "c"], ["ann", "de", "f##g"], ["ann", "abcdefghij", "k"], ["ann", "h", "i"]]
+    content = "\n".join(json.dumps(dict(zip(("who", "ask", "what"), row, strict=True))) for row in rows)
+    about: dict[str, object] = {"prompt": "ask", "response": "##", "length": 8, "test_share": 0.25}
+    dataset = load_dataset(config(own(tmp_path, content, "own.jsonl"), **about), 0)
+    x, y = dataset.x_train.flatten(1).tolist(), dataset.y_train.tolist()
+    learnt = [[token for token in row if token != NO_TARGET] for row in y]
+    assert learnt == [[*Bytes().encode("c"), END], [*Bytes().encode("f##g")], []]
+    for tokens, targets, (_, prompt, text) in zip(x, y, rows, strict=False):
+        whole = [START, *Bytes().encode(f"{prompt}##{text}"), END]
+        assert tokens == [*whole, *[PAD] * 8][:8]
+        first = 1 + len(prompt) + 2
+        assert targets == [*[NO_TARGET] * (first - 1), *whole[first:], *[NO_TARGET] * 8][:8]
+    assert dataset.warnings == ("Texts that data.text.length cuts off before their response: 1.",)
+
+
 @pytest.mark.parametrize(
     ("content", "text", "words"),
     [
+        (ROWS, {"prompt": "verdict"}, "prompt = 'verdict': response says what stands between it and the text"),
+        (ROWS, {"prompt": "verdict", "response": "e"}, "2 cells of the prompt have data.text.response = 'e' in them"),
+        (ROWS, {"response": "W"}, "3 of 5 texts lack data.text.response = 'W'"),
+        (ROWS, {"response": "o", "pack": True}, "is for next tokens of texts that are not packed; pack = true"),
         (ROWS, {"text": "waht"}, "there is no column 'waht'; did you mean what"),
         (ROWS, {"label": "mark"}, "there is no column 'mark'"),
         (ROWS + "cid,,no\n", {}, "line 7: the cell of 'what' is empty"),

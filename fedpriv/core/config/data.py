@@ -136,6 +136,14 @@ class CorpusConfig(Settings):
         "text, cut off or padded",
     )
     text: Annotated[str, Field(min_length=1)] = Field("text", description="own files: the column of the texts")
+    prompt: str = Field(
+        "", description="own files: the column of what stands before each text, with response between them; empty: none"
+    )
+    response: str = Field(
+        "",
+        description="next: the loss counts only what follows these characters, where a text has them first, such as "
+        "'<|assistant|>'; empty: it counts all",
+    )
     label: str = Field("", description="own files: the column of the labels; empty: none")
     test_share: Annotated[Real, Field(gt=0, lt=1)] = Field(
         0.1, description="share of the texts that is the test set, the last ones of each key, where no column says so"
@@ -146,6 +154,12 @@ class CorpusConfig(Settings):
     def _fits(self) -> Self:
         if self.pack and self.task == "classify":
             raise InputError("pack = true lays texts end to end, and task = 'classify' needs each by itself")
+        if self.prompt and not self.response:
+            example = 'such as response = "\\n### Response:\\n"'
+            raise InputError(f"prompt = {self.prompt!r}: response says what stands between it and the text, {example}")
+        if self.response and (self.pack or self.task == "classify"):
+            given = "pack = true" if self.pack else "task = 'classify'"
+            raise InputError(f"response = {self.response!r} is for next tokens of texts that are not packed; {given}")
         if self.vocabulary_file and self.tokenizer != "bpe":
             raise InputError(f"vocabulary_file goes with tokenizer = 'bpe'; given {self.tokenizer!r}")
         if self.tokenizer == "bpe" and not self.vocabulary_file and self.vocabulary < _BYTES:

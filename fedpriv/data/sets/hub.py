@@ -299,7 +299,6 @@ def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:
     empty: list[Any] = [None] * len(texts)
     labels = table.values("data.text.label", config.label) if config.label else empty
     keys = table.values("data.key", place.key) if place.key else empty
-    return [
-        Row(text, None if label is None else str(label), None if key is None else str(key))
-        for text, label, key in zip(texts, labels, keys, strict=True)
-    ]
+    before = table.values("data.text.prompt", config.prompt) if config.prompt else empty
+    beside = ((None if value is None else str(value) for value in each) for each in (labels, keys, before))
+    return [Row(text, label, key, None, prompt) for text, label, key, prompt in zip(texts, *beside, strict=True)]

@@ -43,7 +43,7 @@ class OwnTexts(Corpus):
         path, config = cls.found(place), place.text or CorpusConfig()
         if place.key and path.is_dir():
             raise InputError(key="data.key", given=place.key, allowed="a folder of texts has no columns; files have")
-        rows = read_texts(path, TextColumns(config.text, config.label, place.key))
+        rows = read_texts(path, TextColumns(config.text, config.label, place.key, prompt=config.prompt))
         check_splits(path, rows)
         words = ordered_words([row.label for row in rows if row.label is not None], f"{path}: column {config.label!r}")
         labels = {label: label for label in words}

@@ -149,3 +149,15 @@ def test_a_network_that_knows_a_text_by_heart_writes_it_again() -> None:
     found, _ = extraction(written, np.zeros(3), train, test, 4)
     assert (found.found, found.with_found, found.control) == (4, 3, 0)
     assert found.rate == 1
+
+
+def test_what_follows_prompts_is_written_and_counted_alone() -> None:
+    text = [START, 5, 6, 4, 6, 5, END, PAD, PAD]
+    prompts = torch.tensor([[START, 5, 6, *[PAD] * 6], [START, 7, 6, *[PAD] * 6]])
+    written = sampled(by_heart(text), 20, LENGTH, torch.Generator().manual_seed(0), prompts)
+    assert {row[:3] for row in map(tuple, written.tolist())} == {(START, 5, 6), (START, 7, 6)}
+    assert {row[3:] for row in map(tuple, written.tolist()) if row[1] == 5} == {tuple(text[3:])}
+    network, tokens = table(2), torch.tensor([[START, 5, 7, 4, END, *[PAD] * 4]])
+    logs = network(tokens).double().log_softmax(dim=2)[0]
+    expected = -(logs[2, 4] + logs[3, END]) / 2
+    assert float(mean_losses(network, tokens, (5, 7))) == pytest.approx(float(expected))

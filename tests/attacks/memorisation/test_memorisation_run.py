@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -22,6 +23,7 @@ from fedpriv.core.report import write_report
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.data.canaries import drawn_canaries
+from fedpriv.data.tokenizers import Bytes
 
 WORDS = ("the cat sat on the mat", "a dog ran to the cat", "the mat was red", "who let the dog out")
 LONG = {"clients": 3, "rounds": 40, "algorithm": "fedavg", "weighting": "uniform"}
@@ -168,6 +170,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no token": ({**CANARIES, "alphabet": "01é"}, "'é' is no token of the tokenizer byte"),
     "too long": ({**CANARIES, "length": 12}, "have 5 + 12 tokens, and a sequence has 16"),
 }
+
+
+def test_secrets_are_learnt_where_responses_are(tmp_path: Path) -> None:
+    text = {"pack": False, "response": " "}
+    with pytest.raises(InputError, match=r"data\.canaries\.prefix = .pin.: data\.text\.response = . . in it"):
+        build_world(experiment(tmp_path, {**CANARIES, "prefix": "pin"}, text=text))
+    dataset = build_world(experiment(tmp_path, CANARIES, text=text)).dataset
+    begin = torch.tensor(Bytes().encode("pin "))
+    canaries = (dataset.x_train[:, 0, 0, 1:5] == begin).all(dim=1)
+    learnt = (dataset.y_train[canaries] >= 0).sum(dim=0)
+    assert learnt.tolist() == [0] * 4 + [26] * 3 + [0] * 9  # two digits and the end, of 1 + 12 + 1 + 12 copies
 
 
 @pytest.mark.parametrize("name", BAD)
