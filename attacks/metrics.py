@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 
 from fedpriv.core.errors import one_line
 from fedpriv.core.files import content_digest
+from fedpriv.core.records import SSIM_WINDOW, ssim_window
 
-SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
 _TRUNCATED = 3.5  # a window ends so many deviations from its centre
 _C1, _C2 = 0.01**2, 0.03**2  # of Wang et al., for a range of 1
@@ -56,14 +56,12 @@ def ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:
 
     The window is theirs, 11x11, Gaussian of 1.5 pixels; below that side the largest odd one that fits, in proportion
     (8x8 digits: 7x7 and 0.95), so that numbers of such images compare among themselves only. Constants are K1 = 0.01,
-    K2 = 0.03 for a range of 1. Only windows inside the image count, as in their code. Of signals, which have one row or
-    two, windows lie in a row: one of a single pixel would compare no structure.
+    K2 = 0.03 for a range of 1. Only windows inside the image count, as in their code.
+    Of signals windows lie along them (:func:`ssim_window`).
     """
-    sides = originals.shape[-2:]
-    fitting = min(SSIM_WINDOW, max(sides), *(side for side in sides if side > 2))
-    window = fitting - 1 + fitting % 2
-    sigma = SSIM_SIGMA * window / SSIM_WINDOW
-    return _similarity(*_pair(originals, reconstructions), tuple(sigma if side > 2 else 0.0 for side in sides))
+    window = ssim_window(*originals.shape[-2:])
+    sigma = tuple(SSIM_SIGMA * side / SSIM_WINDOW if side > 1 else 0.0 for side in window)
+    return _similarity(*_pair(originals, reconstructions), sigma)
 
 
 def padded_ssim(originals: Tensor, reconstructions: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedpriv.attacks import metrics
 from fedpriv.attacks.baselines import Guess, best_guess_mse, guesses, recovery_chance, row_scores
 from fedpriv.attacks.observation import CandidateLists
 from fedpriv.attacks.reconstruction import Optimum, Reconstruction, Restart
-from fedpriv.core.columns import ColumnSpec
+from fedpriv.core.columns import ColumnSpec, is_signal
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.records import Score
 from fedpriv.data.tokenizers import Tokenizer
@@ -100,6 +100,7 @@ def scored(truth: Truth, number: int, label: int | None, *, offered: int, picked
         releases=None if truth.releases is None else truth.releases[number],
         best=None if optimum is None else optimum.share,
         draws=0 if optimum is None else optimum.draws,
+        is_signal=not truth.columns and is_signal(*truth.images.shape[-2:]),
         **fields,
     )
 

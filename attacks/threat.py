@@ -60,7 +60,9 @@ class ThreatModel(records.ThreatRecord):
             return None
         first = missing[0]
         switch = f" (adversary.{_KNOWLEDGE[first]} = false)" if first in _KNOWLEDGE else ""
-        known = [words for kind in ("row", "sentence") if (words := worded(first.words, kind)) in self.withheld]
+        known = [
+            words for kind in ("signal", "row", "sentence") if (words := worded(first.words, kind)) in self.withheld
+        ]
         words = known[0] if known else first.words
         return f"{attack} needs {words}, which the threat model {self.name} withholds{switch}"
 
@@ -169,7 +171,7 @@ _SECRET = (
 
 
 def threat_model(config: AdversaryConfig, kind: str = "image") -> ThreatModel:
-    """Return the threat model that the settings describe; ``kind``: what an example is, image, row or sentence."""
+    """Return the threat model that the settings describe; ``kind``: image, signal, row or sentence."""
     model = _with_knowledge(LISTENERS[config.threat_model], config)
     knows, withheld = (tuple(worded(text, kind) for text in texts) for texts in (model.knows, model.withheld))
     return replace(model, knows=knows, withheld=withheld)

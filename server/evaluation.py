@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import ClientAccuracy
 from fedpriv.core.world import State, World
@@ -103,13 +102,7 @@ def _by_client(
     world: World, scores: _ExampleScores, rows: Tensor
 ) -> tuple[ClientAccuracy | None, ClientAccuracy | None]:
     """The accuracy of the clients that take part, and of other keys, on the test examples of each."""
-    keys = world.dataset.keys
-    if keys is None or len(keys.test) != len(world.dataset.y_test):
-        raise InputError(
-            key="federation.evaluate",
-            given="clients",
-            allowed=f"the test examples of data.name = {world.dataset.name!r} do not say whose they are",
-        )
+    keys = world.dataset.tested_keys()
     owners = keys.test[rows.numpy()]
     right, targets = (np.bincount(owners, each, len(keys.names)) for each in (scores.right, scores.targets))
     takes_part = np.zeros(len(keys.names), dtype=bool)

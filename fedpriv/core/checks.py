@@ -24,6 +24,8 @@ def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) ->
     if dataset.classes < 2:
         raise experiment.wrong("data.name", "the labels name one class; expected at least two")
     _refuse_few_test_examples(experiment, dataset)
+    if experiment.federation.evaluate == "clients":
+        dataset.tested_keys()
     if dataset.is_next:
         _refuse_labels(experiment)
     if (preparation := preparation_of(experiment)) is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MISSING, OTHER = "(missing)", "(other)"
+LEADS, SLENDER = 12, 4  # of time series: how many lie beside each other at most, and times their number the least steps
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -114,8 +115,14 @@ def cell_texts(columns: Sequence[ColumnSpec], row: "NDArray[np.floating]") -> tu
     return tuple(column.text(code) for column, code in zip(columns, decode(columns, row[None])[0], strict=True))
 
 
+def is_signal(height: int, width: int) -> bool:
+    """Whether examples of this size are time series: one in each row or column, as many as an ECG has leads at most."""
+    short, long = sorted((height, width))
+    return short <= LEADS and long >= SLENDER * short
+
+
 def worded(text: str, kind: str) -> str:
-    """Return a sentence about images or pictures as one about examples of this kind: image, row or sentence."""
+    """Return a sentence about images or pictures as one about examples of this kind: image, signal, row, sentence."""
     if kind == "image":
         return text
     return re.sub(r"\b(?P<article>[Aa]n )?(?:image|picture)(?P<many>s?)\b", partial(_as_kind, kind), text)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.core.columns import ColumnSpec
+from fedpriv.core.columns import ColumnSpec, is_signal
 from fedpriv.core.config import DataConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import TICK, content_digest
@@ -85,8 +85,10 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """What an example is: image, row or sentence."""
-        return "sentence" if self.text is not None else "row" if self.columns else "image"
+        """What an example is: image, signal, row or sentence."""
+        if self.text is not None:
+            return "sentence"
+        return "row" if self.columns else "signal" if is_signal(*self.shape[1:]) else "image"
 
     @property
     def is_next(self) -> bool:
@@ -118,6 +120,13 @@ class Dataset:
             return None
         tokenizer = self.text.tokenizer
         return SequenceShape(self.shape[-1], tokenizer.size, tokenizer.name, self.classes, self.is_next, folder)
+
+    def tested_keys(self) -> Keys:
+        """Return whose each example is, if this is said of test examples, too."""
+        if self.keys is None or len(self.keys.test) != len(self.y_test):
+            allowed = f"the test examples of data.name = {self.name!r} do not say whose they are"
+            raise InputError(key="federation.evaluate", given="clients", allowed=allowed)
+        return self.keys
 
     @cached_property
     def digest(self) -> bytes:

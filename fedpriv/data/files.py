@@ -165,9 +165,13 @@ def _check_rows(rows: np.ndarray, what: str) -> None:
 def check_labels(labels: np.ndarray, images: int, what: str) -> None:
     """Refuse labels that are not ``images`` integers from 0 on; ``what`` names them in the :class:`InputError`."""
     if labels.dtype.kind not in "iu":
-        raise InputError(f"{what} has dtype {labels.dtype}; expected integers: the numbers of classes")
+        raise InputError(
+            f"{what} has dtype {labels.dtype}; fedpriv classifies: expected integers, the numbers of classes"
+        )
     if labels.ndim != 1:
-        raise InputError(f"{what} has shape {labels.shape}; expected one label an image, shape ({images},)")
+        raise InputError(
+            f"{what} has shape {labels.shape}; fedpriv classifies whole examples: expected ({images},), a label each"
+        )
     if len(labels) != images:
         raise InputError(f"{what} has {len(labels)} labels for {images} images")
     if len(labels) and labels.min() < 0:

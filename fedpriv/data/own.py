@@ -28,7 +28,7 @@ class OwnFile(Source):
     """The file or folder that ``data.path`` names."""
 
     needs_path = True
-    read_off = "The classes, and the size and colours of pictures, were read off the files, and are taken as public."
+    read_off = "The classes, and the shape of examples, were read off the files, and are taken as public."
 
     @classmethod
     @override
@@ -137,9 +137,14 @@ def with_people(arrays: Arrays, train: Sequence[str], test: Sequence[str], where
 
 
 def as_pixels(values: np.ndarray, what: str) -> np.ndarray:
-    """Return numbers as uint8 (N, H, W) or (N, H, W, C): floating point on [0, 1] and 16 bits are scaled."""
+    """Return numbers as uint8 (N, H, W) or (N, H, W, C): floating point on [0, 1] and 16 bits are scaled.
+
+    Signals (N, T) become pictures of one row.
+    """
     import numpy as np
 
+    if values.ndim == 2:
+        values = values[:, None]
     if values.ndim == 4 and values.shape[3] not in (1, 3):
         values = values.transpose(0, 2, 3, 1)
     if values.dtype == np.uint8 or not values.size:

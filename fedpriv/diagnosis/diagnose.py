@@ -253,7 +253,7 @@ def attacked(
 
 def _refused(rehearsal: Rehearsal, name: str) -> str:
     try:
-        return rehearsal.refusal(name)
+        return rehearsal.refusal(name) or ""
     except InputError as error:
         return str(error)
 

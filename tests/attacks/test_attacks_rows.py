@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedpriv.accounting.estimated import surer
@@ -20,7 +21,7 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruct
 from fedpriv.attacks.reconstruction.variables import Relaxation
 from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.core.columns import ColumnSpec, features_of, groups, slices
-from fedpriv.core.records import Score, kind_of
+from fedpriv.core.records import Score, kind_of, recovered
 from fedpriv.core.runs import RunFolder
 from fedpriv.gradients import per_example_gradients
 from fedpriv.models import model_settings
@@ -101,9 +102,13 @@ def test_lines_speak_of_rows_and_are_read_back(tmp_path: Path) -> None:
 
 def test_lines_of_images_are_what_they_were() -> None:
     image = replace(scored(rows(1), Truth(1, 4, rows(1), torch.tensor([0]), columns=COLUMNS))[0], cells=None)
-    later = ("cells", "words", "ssim_padded")
+    later = ("cells", "words", "ssim_padded", "is_signal")
     assert image.to_json() == {key: value for key, value in asdict(image).items() if key not in later}
     assert "image" in image.to_json() and "ssim" in image.to_json()
+    signal = replace(image, is_signal=True)
+    assert {"signal", "ssim"} < {*signal.to_json()} and "image" not in signal.to_json()
+    assert TypeAdapter(Score).validate_python(signal.to_json()) == signal
+    assert str(recovered([signal, replace(signal, recovered=False, image=1)], signal.upload)) == "1 of 2 signals"
 
 
 def test_the_relaxation_makes_rows_and_takes_them_back() -> None:

@@ -162,8 +162,8 @@ WRONG = [
     ({"x_train": np.full((20, 8, 8, 3), -1)}, "in floating point; (x - low) / (high - low) fits"),
     ({"x_train": np.full((20, 8, 8, 3), "a")}, "x_train has dtype <U1; expected numbers"),
     (
-        {"x_train": np.zeros((20, 192), np.uint8)},
-        "x_train has shape (20, 192); expected (N, H, W), (N, H, W, C) or (N, C, H, W)",
+        {"x_train": np.zeros((20,), np.uint8)},
+        "x_train has shape (20,); expected (N, T), (N, H, W), (N, H, W, C) or (N, C, H, W)",
     ),
     ({"x_train": np.zeros((20, 1, 8, 8, 3), np.uint8)}, "x_train has shape (20, 1, 8, 8, 3)"),
     ({"x_train": np.zeros((20, 8, 8, 4), np.uint8)}, "the last place or the second; of volumes, x.reshape("),
@@ -171,8 +171,11 @@ WRONG = [
     ({"x_train": np.zeros((19, 8, 8, 3), np.uint8)}, "y_train has 20 labels for 19 images"),
     ({"y_test": np.zeros(9, np.uint8)}, "y_test has 9 labels for 8 images"),
     ({"y_train": np.arange(20) % 4 - 1}, "y_train has the label -1; labels count from 0"),
-    ({"y_train": np.arange(20) % 4 * 1.0}, "y_train has dtype float64; expected integers: the numbers of classes"),
-    ({"y_train": np.arange(20) % 2 == 0}, "y_train has dtype bool; expected integers"),
+    (
+        {"y_train": np.arange(20) % 4 * 1.0},
+        "y_train has dtype float64; fedpriv classifies: expected integers, the numbers of classes",
+    ),
+    ({"y_train": np.arange(20) % 2 == 0}, "y_train has dtype bool; fedpriv classifies: expected integers"),
     ({"y_train": np.array(["cat"] * 20)}, "no training example has the class 0; training examples have cat"),
     (
         {"y_train": np.ones((20, 4), int)},
@@ -180,7 +183,7 @@ WRONG = [
     ),
     (
         {"y_train": np.zeros((20, 4, 1), int)},
-        "y_train has shape (20, 4, 1); expected one label an image, shape (20,)",
+        "y_train has shape (20, 4, 1); fedpriv classifies whole examples: expected (20,), a label each",
     ),
     ({"client": np.zeros(19)}, "client is float64 of shape (19,); expected 20 numbers or texts, one an example"),
     ({"y_train": np.arange(20) % 4 + 1}, "labels go up to 4, but y_train has no label 0"),

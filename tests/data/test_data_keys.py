@@ -365,3 +365,4 @@ def test_clients_without_test_examples(tmp_path: Path, change: dict[str, Any], w
         change["federation"] = {"clients": 2, "evaluate": "clients"}
     with pytest.raises(InputError, match=words):
         start_run(federation(tmp_path, "writers", **change), tmp_path / "run", "", Silent())
+    assert not (tmp_path / "run").exists()  # refused before anything is written

@@ -434,6 +434,14 @@ def test_arrays_as_people_save_them(tmp_path: Path, images_: str, labels_: str) 
     assert [*dataset.keys.train, *dataset.keys.test] == owners.tolist()
 
 
+def test_signals_are_pictures_of_one_row(tmp_path: Path) -> None:
+    x, y = pixels(8, 20), np.arange(8) % 2
+    np.savez(tmp_path / "a.npz", x_train=x[:6], y_train=y[:6], x_test=x[6:] / 255, y_test=y[6:])
+    dataset = loaded("npz", tmp_path / "a.npz")
+    assert dataset.shape == (1, 1, 20) and dataset.kind == "signal"
+    np.testing.assert_array_equal(torch.cat([dataset.x_train, dataset.x_test]).flatten(1), x)
+
+
 def test_an_array_of_another_name_says_whose_an_example_is(tmp_path: Path) -> None:
     parts = {"x_train": pixels(6, 4, 4), "y_train": np.arange(6) % 2, "x_test": pixels(2, 4, 4), "y_test": np.arange(2)}
     np.savez(tmp_path / "a.npz", **parts, site=np.array(["b", "a"] * 3))

@@ -1,6 +1,7 @@
 """The experiments of the pages on own data, from files that other libraries write to a report in one command."""
 
 import json
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,16 @@ def npz() -> None:
     np.savez("scans.npz", train_images=x[:1600], train_labels=y[:1600], test_images=x[1600:], test_labels=y[1600:])
 
 
+def idx() -> None:
+    Path("kana").mkdir()
+    for part, count in (("train", 400), ("t10k", 20)):
+        for content, values in (("images", pixels(count, 8, 8)), ("labels", np.arange(count) % 4)):
+            header = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+            Path("kana", f"{part}-{content}-idx{values.ndim}-ubyte").write_bytes(
+                header + values.astype(np.uint8).tobytes()
+            )
+
+
 def leaf() -> None:
     for part in ("train", "test"):
         data = {
@@ -118,6 +129,7 @@ WRITE: dict[str, Callable[[], None]] = {
     "folder": folder,
     "hub": hub,
     "npz": npz,
+    "idx": idx,
     "leaf": leaf,
     "hdf5": hdf5,
     "object": module,

@@ -40,7 +40,7 @@ class PateConfig(ExperimentSection):
     )
     queries: Count = Field(640, description="public images that teachers vote on: test images drawn by the seed")
     teachers_per_client: Count = Field(1, description="models that a client trains, each on its own part of the data")
-    threshold: Real = Field(0.8, description="confident: of the largest count, as a share of the teachers")
+    threshold: Real = Field(0.8, ge=0, le=1, description="confident: of the largest count, as a share of the teachers")
     sigma1: Positive = Field(
         0.6, description="confident: deviation of the noise on the largest count, as a share of the teachers"
     )

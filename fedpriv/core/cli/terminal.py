@@ -1,9 +1,13 @@
 """What all commands share: where they print, and the options that mean the same everywhere."""
 
+import atexit
 import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
@@ -16,6 +20,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.files import is_empty, writing_to
 from fedpriv.core.names import NOTHING_PROVEN
 
 if TYPE_CHECKING:  # every command loads this module, and records take a third of a second
@@ -54,8 +59,27 @@ class FolderByDefault(TyperGroup):
 
 
 def default_folder(name: str) -> Path:
-    """Return the folder of a run for which no other is given: runs/NAME-TIME."""
-    return Path("runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    """Make the folder of a run for which no other is given: runs/NAME-TIME, with a number where that is there already.
+
+    It is made at once, since another run may begin in the same second. It goes with the command if it stayed empty.
+    """
+    first = Path("runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    command = click.get_current_context(silent=True)
+    at_end = atexit.register if command is None else command.call_on_close  # in a notebook there is no command
+    with writing_to(first.parent):
+        for number in count(1):
+            path = first if number == 1 else Path(f"{first}-{number}")
+            with suppress(FileExistsError):
+                path.mkdir(parents=True)
+                at_end(partial(_remove_empty, path.absolute()))
+                return path
+    raise AssertionError  # numbers do not end
+
+
+def _remove_empty(path: Path) -> None:
+    for folder in (path, path.parent):
+        if folder.is_dir() and is_empty(folder):
+            folder.rmdir()
 
 
 def folders_here(*marks: str) -> list[Path]:

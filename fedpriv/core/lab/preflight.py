@@ -175,9 +175,14 @@ def rehearse(world: World) -> tuple[str, ...]:
     for name in world.experiment.adversary.passive_attacks:
         with _in_words(f"adversary.attacks: {name} cannot attack model.name = {world.experiment.model.name!r}"):
             refusals[name] = rehearsal.refusal(name)
-    kind = "images" if world.dataset.text is None else "texts"
+    kind = "texts" if world.dataset.text is not None else f"{world.dataset.kind}s"
     refused = (f"attack {name} refuses an upload of random {kind}: {why}" for name, why in refusals.items() if why)
-    return (*rehearsal.idle(world), *refused)
+    open_ends = (
+        f"attack {name} was tried on random {kind} for {_SECONDS:.0f} s, and did not end: it may refuse the uploads"
+        for name, why in refusals.items()
+        if why is None
+    )
+    return (*rehearsal.idle(world), *refused, *open_ends)
 
 
 @dataclass(frozen=True)
@@ -215,8 +220,8 @@ class Rehearsal:
             "(adversary.rounds)",
         )
 
-    def refusal(self, name: str) -> str:
-        """Make one step of an attack, and return why it refuses; empty where it does not."""
+    def refusal(self, name: str) -> str | None:
+        """Make one step of an attack, and return why it refuses; empty where it does not, ``None`` after too long."""
         with cpu_threads(self.stage.experiment.engine.threads):
             return _refusal(self.stage, name, self.heard)
 
@@ -245,8 +250,8 @@ def _heard(stage: World) -> tuple[Observation, ...]:
     return observe(stage, _ROUND, stage.initial, [upload_of(stage, _CLIENT, stage.initial, _ROUND)])
 
 
-def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
-    """Make one step of an attack, and return why it refuses; empty where it does not."""
+def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str | None:
+    """See :meth:`Rehearsal.refusal`."""
     adversary = stage.experiment.adversary
     threat = threat_model(adversary)
     if threat.refusal(name, ATTACKS[name].needs) is not None:
@@ -263,7 +268,7 @@ def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str:
     began = time.monotonic()
     campaign = attack_each(job)
     if seconds is not None and time.monotonic() - began >= seconds:  # what a search has not found by then says nothing
-        return ""
+        return None
     return next(iter(campaign.failures.values()), "")
 
 

@@ -69,7 +69,7 @@ class Ending:
     last: RoundRecord | None  # the last round that was evaluated
     worst: Guarantee | None  # what is proven about the worst client
     leakage: Leakage
-    kind: str  # of the examples: image, row or sentence
+    kind: str  # of the examples: image, signal, row or sentence
     stops: Sequence[Stop] = ()
     found: Sequence[Found] = ()
     about_accuracy: Sequence[str] = ()  # sentences of the algorithm's own

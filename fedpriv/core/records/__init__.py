@@ -7,6 +7,7 @@
 from fedpriv.core.figure import CONFIDENCE, Interval
 from fedpriv.core.records.attacks import (
     NUMBER_TOLERANCE,
+    SSIM_WINDOW,
     AttackResult,
     LeakageRate,
     Recovered,
@@ -23,6 +24,7 @@ from fedpriv.core.records.attacks import (
     parts_read,
     recovered,
     sentence_result,
+    ssim_window,
 )
 from fedpriv.core.records.ledger import (
     Ceiling,
@@ -59,6 +61,7 @@ __all__ = [
     "COMPLETED",
     "CONFIDENCE",
     "NUMBER_TOLERANCE",
+    "SSIM_WINDOW",
     "Asked",
     "AttackResult",
     "Ceiling",
@@ -108,4 +111,5 @@ __all__ = [
     "recovered",
     "sentence_result",
     "shown_epsilon",
+    "ssim_window",
 ]

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from fedpriv.core.columns import is_signal
 from fedpriv.core.figure import CONFIDENCE, Figure, Interval
 from fedpriv.core.records.reading import Record
 from fedpriv.core.settings import absent
 
+SSIM_WINDOW = 11  # pixels a side, where they fit
 NUMBER_TOLERANCE = 0.01
 """By how much of its column's range a number may be off in a row that counts as recovered."""
 
@@ -114,9 +116,9 @@ _OF_NUMBERS = ("mse", "mse_normalised")
 class Score(Record):
     """One line of scores.jsonl: one true image, and its reconstruction by one restart of one attack (or by a guess).
 
-    Or one true row of a table: then the key ``image`` is written as ``row``, there is no PSNR, SSIM and LPIPS, and
-    ``cells`` scores the reconstruction. Or one true sentence: the key is ``sentence``, there is no MSE either, and
-    ``words`` scores the reconstruction.
+    Of a true signal the key ``image`` is written as ``signal``. Of a row of a table it is ``row``, there is no PSNR,
+    SSIM and LPIPS, and ``cells`` scores the reconstruction. Of a sentence it is ``sentence``, there is no MSE either,
+    and ``words`` scores the reconstruction.
     """
 
     round: int  # the round
@@ -155,12 +157,15 @@ class Score(Record):
     words: SentenceScore | None = None  # scores of a sentence; `None`: it is something else
     # as torchmetrics computes it; `None`, and not in the file, without `report.ssim = "padded"`
     ssim_padded: float | None = None
+    is_signal: bool = False  # told by the key of its number
 
     @model_validator(mode="before")
     @classmethod
     def _read_other_kinds(cls, given: Any) -> Any:
         if not isinstance(given, dict) or "image" in given:
             return given
+        if "signal" in given:
+            return {**given, "image": given["signal"], "is_signal": True}
         named = given.get("row", given.get("sentence"))
         absent = (*_OF_IMAGES, *_OF_NUMBERS) if "sentence" in given else _OF_IMAGES
         return {**dict.fromkeys(absent), **given, "image": named}
@@ -169,18 +174,20 @@ class Score(Record):
         """The line, plain values."""
         tree = asdict(self)
         cells, words = tree.pop("cells"), tree.pop("words")
+        del tree["is_signal"]
         if self.ssim_padded is None:
             del tree["ssim_padded"]
-        if cells is None and words is None:
-            return tree
-        absent = _OF_IMAGES if words is None else (*_OF_IMAGES, *_OF_NUMBERS)
+        absent = {"row": _OF_IMAGES, "sentence": (*_OF_IMAGES, *_OF_NUMBERS)}.get(self.kind, ())
         named = {self.kind if key == "image" else key: tree[key] for key in tree if key not in absent}
-        return named | ({"cells": cells} if words is None else {"words": words})
+        own = {"cells": cells, "words": words}
+        return named | {key: value for key, value in own.items() if value is not None}
 
     @property
     def kind(self) -> str:
-        """The kind of example: image, row or sentence."""
-        return "sentence" if self.words is not None else "row" if self.cells is not None else "image"
+        """The kind of example: image, signal, row or sentence."""
+        if self.words is not None:
+            return "sentence"
+        return "row" if self.cells is not None else "signal" if self.is_signal else "image"
 
     @property
     def error(self) -> float:
@@ -198,6 +205,19 @@ class Score(Record):
     def source(self) -> tuple[int, int | None]:
         """The upload, or the sum of several, that contains the image."""
         return self.round, self.client if self.clients == 1 else None
+
+
+def ssim_window(height: int, width: int) -> tuple[int, int]:
+    """Height and width of SSIM's window: of signals it lies along one, since channels are no neighbours.
+
+    It does not cross a side of one pixel or two either, where it would compare no structure.
+    """
+    short, long = sorted((height, width))
+    is_long = is_signal(height, width) or short <= 2
+    fitting = min(SSIM_WINDOW, long if is_long else short)
+    side = fitting - 1 + fitting % 2
+    down, across = (1 if is_long and each == short else side for each in (height, width))
+    return down, across
 
 
 @dataclass(frozen=True)
@@ -223,7 +243,7 @@ def recovered(scores: Sequence[Score], upload: str) -> Recovered | None:
 
 
 def kind_of(scores: Iterable[Score]) -> str:
-    """Return what the scores are about: image, row or sentence."""
+    """Return what the scores are about: image, signal, row or sentence."""
     return next((score.kind for score in scores if score.kind != "image"), "image")
 
 
@@ -343,6 +363,7 @@ class LeakageRate(Record):
         words = {
             "label": "label named",
             "recovered": "image recovered",
+            "signal": "signal recovered",
             "row": "row recovered",
             "sentence": "sentence recovered",
         }

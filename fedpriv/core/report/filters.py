@@ -8,13 +8,17 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 from PIL import Image
 from pydantic import BaseModel
 
 from fedpriv.core import numbers
+from fedpriv.core.columns import is_signal
 from fedpriv.core.finding import Picture
+
+_BAND = 265  # of a curve, which goes from 0 to 255
 
 
 @cache
@@ -53,22 +57,25 @@ def lower_first(text: str) -> str:
 
 
 def picture_uri(picture: Picture) -> str:
-    """Return a picture as an address that holds it; a signal, which is one row of pixels, as a curve."""
-    if picture.height == 1 < picture.width:
-        return svg_uri(_curve(picture.png))
+    """Return a picture as an address that holds it; a signal as curves."""
+    if is_signal(picture.height, picture.width):
+        return svg_uri(_curves(picture.png))
     return f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
 
 
-def _curve(png: bytes) -> bytes:
-    """Draw each channel of one row of pixels, from 0 below to 255 above."""
+def _curves(png: bytes) -> bytes:
+    """Draw each line of pixels in a band of its own, and in it each colour, from 0 below to 255 above."""
     with Image.open(io.BytesIO(png)) as image:
-        width, channels = image.width, [list(band.tobytes()) for band in image.split()]
-    points = [" ".join(f"{x},{255 - value}" for x, value in enumerate(channel)) for channel in channels]
-    lines = "".join(f'<polyline points="{each}" vector-effect="non-scaling-stroke"/>' for each in points)
+        pixels = np.atleast_3d(np.asarray(image))
+    lines = pixels if pixels.shape[0] <= pixels.shape[1] else pixels.transpose(1, 0, 2)
+    bands, steps, _ = lines.shape
+    curves = [(_BAND * band + 260 - curve).tolist() for band, line in enumerate(lines.astype(int)) for curve in line.T]
+    points = [" ".join(f"{x},{y}" for x, y in enumerate(curve)) for curve in curves]
+    drawn = "".join(f'<polyline points="{each}" vector-effect="non-scaling-stroke"/>' for each in points)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="128" height="64" viewBox="0 -5 {width - 1} 265" '
-        f'preserveAspectRatio="none" fill="none" stroke="#000"><rect y="-5" width="100%" height="100%" fill="#fff" '
-        f'stroke="none"/>{lines}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="128" height="{max(64, 24 * bands)}" '
+        f'viewBox="0 0 {steps - 1} {_BAND * bands}" preserveAspectRatio="none" fill="none" stroke="#000">'
+        f'<rect width="100%" height="100%" fill="#fff" stroke="none"/>{drawn}</svg>'
     ).encode()
 
 

@@ -22,6 +22,7 @@ from fedpriv.core.finding import Picture, Section, findings
 from fedpriv.core.numbers import percent
 from fedpriv.core.records import (
     NUMBER_TOLERANCE,
+    SSIM_WINDOW,
     LeakageRate,
     Ledger,
     LedgerLine,
@@ -29,6 +30,7 @@ from fedpriv.core.records import (
     Sentence,
     Stop,
     named_members,
+    ssim_window,
 )
 from fedpriv.core.registry import ATTACKS, MECHANISMS
 from fedpriv.core.report.drawing import Plot
@@ -39,8 +41,6 @@ from fedpriv.core.report.view import Content, ShownResult, ShownVictim, View, lo
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.trackers import track
 
-# SSIM's window, and the side below which it shrinks (fedpriv.attacks.metrics).
-SSIM_WINDOW = 11
 NAMED = 40  # numbers and ranges of numbers by which the clients of one line are named; ledger.json has all
 PERCEIVED = 16  # pixels a side: in smaller pictures there is nothing that LPIPS, made for patches of 64, could tell
 
@@ -53,7 +53,8 @@ NAMES = {
     "guess-frequent": "Guess: most frequent tokens",
     "guess-model": "Guess: a language model’s sample",
 }
-EVENTS = {"told": 0, "label": 1, "recovered": 2, "row": 2, "sentence": 2}  # the order in which a reader wants them
+# The order in which a reader wants them.
+EVENTS = {"told": 0, "label": 1, "recovered": 2, "signal": 2, "row": 2, "sentence": 2}
 UPLOADS = {"unprotected": "without protection", "protected": "with the mechanism", "none": "without any upload"}
 
 
@@ -321,17 +322,19 @@ class _Uploads:
         return next((reason for reason in reasons if reason), "the run gives no reason")
 
     @property
-    def ssim_window(self) -> int:
-        """The side of SSIM's window on this run's pictures; 0 if there is no picture."""
-        fitting = min(self._smallest, SSIM_WINDOW)
-        return fitting - 1 + fitting % 2 if fitting else 0
+    def ssim_window(self) -> str:
+        """Height and width of SSIM's window on this run's pictures, where it is not the usual one."""
+        windows = {ssim_window(each.height, each.width) for each in self._originals}
+        return " and ".join(f"{height} × {width}" for height, width in windows - {(SSIM_WINDOW, SSIM_WINDOW)})
 
     @property
     def _smallest(self) -> int:
         """The shortest side of a picture; 0: there is none."""
-        originals = (victim.original for victim in self.view.victims)
-        pictures = [original for original in originals if isinstance(original, Picture)]
-        return min((min(each.width, each.height) for each in pictures), default=0)
+        return min((min(each.width, each.height) for each in self._originals), default=0)
+
+    @property
+    def _originals(self) -> list[Picture]:
+        return [victim.original for victim in self.view.victims if isinstance(victim.original, Picture)]
 
     @property
     def references(self) -> list[str]:

@@ -54,7 +54,7 @@ class View(RunView):
 
     @property
     def kind(self) -> str:
-        """What was attacked: image, row or sentence."""
+        """What was attacked: image, signal, row or sentence."""
         if self.experiment.data.is_text:
             return "sentence"
         shown = [

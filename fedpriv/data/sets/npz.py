@@ -78,8 +78,8 @@ class OwnArrays(OwnFile):
 def _check_pixels(header: Header, what: str) -> None:
     if header.dtype.kind not in "buif":
         raise InputError(f"{what} has dtype {header.dtype}; expected numbers")
-    if header.ndim not in (3, 4):
-        raise InputError(f"{what} has shape {header.shape}; expected (N, H, W), (N, H, W, C) or (N, C, H, W)")
+    if header.ndim not in (2, 3, 4):
+        raise InputError(f"{what} has shape {header.shape}; expected (N, T), (N, H, W), (N, H, W, C) or (N, C, H, W)")
     if header.ndim == 4 and not {header.shape[1], header.shape[3]} & {1, 3}:
         raise InputError(
             f"{what} has shape {header.shape}; expected C = 1 or 3 channels, in the last place or the second",

@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from typer.main import get_command
 
 from fedpriv.core.cli.app import app
 from fedpriv.core.cli.display import Display
+from fedpriv.core.cli.terminal import default_folder
 from fedpriv.core.records import RoundRecord
 from tests.command_line import fedpriv
 
@@ -79,6 +81,15 @@ def test_json_is_all_that_json_prints(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["folder"] == "out"
     assert done.stderr == ""
+
+
+def test_runs_of_one_second_have_folders_of_their_own(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    with click.Context(click.Command("run")):
+        paths = [default_folder("mine") for _ in range(3)]
+        assert len({*paths}) == 3 and all(path.is_dir() for path in paths)
+        (paths[1] / "config.toml").touch()
+    assert [*Path("runs").iterdir()] == [paths[1]]
 
 
 def test_quiet_runs_still_warn(here: Path) -> None:

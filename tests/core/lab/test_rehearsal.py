@@ -100,7 +100,7 @@ def test_an_attack_that_cannot_pass_the_network_is_warned_of(attack: str) -> Non
 
 
 def test_a_search_that_time_ends_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it is told to end after has passed when it ends; that it found nothing by then says nothing."""
+    """What it is told to end after has passed when it ends: that it found nothing by then says nothing but this."""
     given: list[float | None] = []
 
     def search(job: AttackJob) -> Campaign:
@@ -111,7 +111,11 @@ def test_a_search_that_time_ends_is_no_refusal(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(preflight, "attack_each", search)
     assert any("nothing was found" in text for text in check_experiment(settings))
     monkeypatch.setattr(preflight, "_SECONDS", 0.0)
-    assert not any("nothing was found" in text for text in check_experiment(settings))
+    warnings = check_experiment(settings)
+    assert not any("nothing was found" in text for text in warnings)
+    assert [text for text in warnings if "did not end" in text] == [
+        "attack closed_form was tried on random images for 0 s, and did not end: it may refuse the uploads"
+    ]
     assert given[0] and given[1] == 0
     assert any("nothing was found" in text for text in check_experiment(experiment(adversary={"attacks": ["iga"]})))
 

@@ -502,19 +502,26 @@ def test_a_note_about_some_clients_names_them(make_run: MakeRun) -> None:
     assert "for all (clients" not in text
 
 
-def test_a_signal_is_drawn_as_a_curve() -> None:
-    """One row of pixels cannot be seen; a column of pixels, and a single one, stay what they are."""
-    values = np.array([[[0, 255], [128, 3], [255, 7]]], np.uint8)
-    for row, channels in ((values[:, :, 0], [[0, 128, 255]]), (np.dstack([values, values[..., :1]]), None)):
-        buffer = io.BytesIO()
-        Image.fromarray(row).save(buffer, "PNG")
-        uri = picture_uri(Picture(buffer.getvalue(), 3, 1))
-        svg = base64.b64decode(uri.removeprefix("data:image/svg+xml;base64,")).decode()
-        drawn = [
-            [255 - int(point.split(",")[1]) for point in line.split()] for line in re.findall('points="(.*?)"', svg)
-        ]
-        assert drawn == (channels or [[0, 128, 255], [255, 3, 7], [0, 128, 255]])
-    assert picture_uri(Picture(b"", 1, 3)) == "data:image/png;base64,"
+@in_one_test("shape", [(1, 8), (1, 8, 3), (12, 48), (48, 3)])
+def test_each_line_of_a_signal_is_a_curve(shape: tuple[int, ...]) -> None:
+    """A few lines of pixels cannot be seen; each colour is a curve, and lines lie in bands below each other."""
+    values = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(values).save(buffer, "PNG")
+    uri = picture_uri(Picture(buffer.getvalue(), shape[1], shape[0]))
+    svg = base64.b64decode(uri.removeprefix("data:image/svg+xml;base64,")).decode()
+    drawn = [[int(point.split(",")[1]) for point in line.split()] for line in re.findall('points="(.*?)"', svg)]
+    lines = np.atleast_3d(values) if shape[0] <= shape[1] else np.atleast_3d(values.T)
+    expected = [
+        265 * band + 260 - line[:, colour]
+        for band, line in enumerate(lines.astype(int))
+        for colour in range(line.shape[1])
+    ]
+    np.testing.assert_array_equal(drawn, expected)
+
+
+def test_a_picture_is_no_signal() -> None:
+    assert picture_uri(Picture(b"", 28, 8)) == "data:image/png;base64,"
 
 
 def test_a_setting_is_shown_as_in_the_file() -> None:
@@ -531,7 +538,6 @@ def test_lpips_gives_its_reason_once(make_run: MakeRun, monkeypatch: pytest.Monk
 
 
 def test_words_about_scores_are_those_of_the_metrics(make_run: MakeRun) -> None:
-    assert page.SSIM_WINDOW == metrics.SSIM_WINDOW
     text = report(make_run(success_ssim=0.7)).section("scores").text
     assert f"{metrics.SSIM_WINDOW} × {metrics.SSIM_WINDOW} pixels, standard deviation {metrics.SSIM_SIGMA}" in text
     assert "Here the window is 7 × 7" in text
