@@ -654,7 +654,8 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
     limit = "no limit is proven" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
     epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
     uses = "answer" if worst.sampling == "full" else "step"
+    drawn = ", whether or not a batch has it" if worst.sampling.startswith("poisson") else ""
     return (
         f"Proven{by}, of client {worst.client} after {several(worst.participations, uses)}, {worst.adjacency}: "
-        f"{epsilon}; an attack on these arrays tells which of 100 images it was: {limit} (chance 1.0%)."
+        f"{epsilon}; an attack on these arrays tells which of 100 images it was{drawn}: {limit} (chance 1.0%)."
     )

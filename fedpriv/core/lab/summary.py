@@ -417,9 +417,11 @@ def _of_ceiling(experiment: Experiment, ceiling: Ceiling | None) -> list[str]:
         return []
     example = "one client's copy of an example" if experiment.data.overlaps else "an example"
     unit = example if experiment.mechanism.unit == "example" else "a client's upload"
+    sampled = experiment.mechanism.protects_examples and experiment.training.sampling != "shuffled"
+    drawn = "; whether or not a batch has the example" if sampled else ""
     return [
         f"Ceiling for the whole run: no attack picks {unit} out of candidates in more than {ceiling.gamma:.2%} of "
-        f"cases, where a guess without any upload is right in {ceiling.k0:.2%} (worst client)."
+        f"cases, where a guess without any upload is right in {ceiling.k0:.2%} (worst client{drawn})."
     ]
 
 

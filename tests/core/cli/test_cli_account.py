@@ -526,3 +526,9 @@ def test_the_ratio_of_the_directional_mechanism(batch_size: int, blocks: str, ka
     ratio, error = measured(VmfMechanism(kappa, blocks), gradient, batch_size, 250)
     claimed = noise_to_signal(Contender("", "vmf", block_sizes(blocks, [50])), kappa, batch_size)
     assert abs(ratio - claimed) < 5 * error
+
+
+def test_a_ceiling_of_sampled_batches_is_of_any_example(account: Call) -> None:
+    for sampled in ((), ("--sampling-rate", 0.5)):
+        _, out, _ = account("laplace", "--scale", 50, "--ceiling", "1/100", *sampled)
+        assert ("whether or not a batch has it" in " ".join(out.split())) is bool(sampled)

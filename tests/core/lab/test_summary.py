@@ -11,8 +11,9 @@ from fedpriv.accounting import Release, guarantee
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
-from fedpriv.core.lab.summary import Ending, verdict
+from fedpriv.core.lab.summary import Ending, _of_ceiling, verdict
 from fedpriv.core.records import (
+    Ceiling,
     Failure,
     Guarantee,
     Interval,
@@ -296,3 +297,17 @@ def test_an_upload_that_was_not_attacked_is_no_success_of_the_mechanism() -> Non
     assert "recovers 1 of 1 images. No upload with vmf was attacked" in text(settings(), bare)
     said = " ".join(sentences(settings(), VMF, scores, unattacked=1))
     assert "1 observed upload could not be attacked: missed where victims are picked out" in said
+
+
+def test_a_ceiling_names_what_it_is_about() -> None:
+    """With sampled batches any example, in one or not; where clients hold copies, that of one client."""
+    noise = {"name": "gaussian", "sigma": 1.0}
+    copies = {"partition": "overlapping", "examples_per_client": 20}
+    for sampling, data, said in (
+        ("shuffled", {}, "picks an example out of candidates in more than 2.00% of cases"),
+        ("poisson", {}, "(worst client; whether or not a batch has the example)"),
+        ("shuffled", copies, "picks one client's copy of an example"),
+    ):
+        sections = {"mechanism": noise, "training": {"sampling": sampling}, "data": data}
+        (sentence,) = _of_ceiling(Experiment.model_validate(sections), Ceiling(0.01, 0.02, ""))
+        assert said in sentence and ("batch" in sentence) is (sampling == "poisson")

@@ -86,7 +86,9 @@ def print_account(answer: Answer) -> None:
     if answer.person is not None:
         setting["a person"] = answer.person.adjacency
         theorems.append(f"a person: {answer.person.theorem}")
-    print_figures(rows, setting, theorems, proven.notes)
+    sampled = answer.ceilings and answer.release.sampling not in ("full", "shuffled")
+    about = ("A ceiling is about any example, whether or not a batch has it.",) if sampled else ()
+    print_figures(rows, setting, theorems, (*proven.notes, *about))
 
 
 def _mechanism(answer: Answer) -> str:
