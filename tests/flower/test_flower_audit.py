@@ -31,7 +31,7 @@ from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
-from fedpriv.flower.audit.records import Answer, ModAction
+from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction
 from fedpriv.flower.audit.simulation import Simulated, _loaded, _overridden, observe, read_answers
 from fedpriv.flower.noise import Drawn, hearing_loaders
 from tests.command_line import fedpriv
@@ -207,6 +207,12 @@ def test_uses_of_an_example_follow_from_passes_over_loaders() -> None:
     with hearing_loaders(drawn):
         list(DataLoader(data, batch_size=2, sampler=RandomSampler(data, replacement=True)))
     assert drawn.uses(12) == 12
+
+
+def test_poisson_batches_beside_others_prove_zero_out_alone() -> None:
+    engines = EngineSteps(1.0, 0.1, 5, True, 5), EngineSteps(1.0, 0.1, 5, False, 1)
+    (claim,) = claims([Answer(0, 0, "train", engines=engines)], (), (), Path())
+    assert claim.adjacency.startswith("zero-out") and claim.releases == 10
 
 
 def protected(tmp_path: Path) -> str:

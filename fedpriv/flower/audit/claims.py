@@ -208,8 +208,7 @@ def _opacus(by_client: ByClient) -> Iterator[Claim]:
     notes = [f"{sum(each.steps for each in own)} steps of client {worst} in {engines} answers"]
     if largest is not None and epsilon is not None and engines > 1 and epsilon > largest * _SLACK:
         notes.append("each answer creates a new engine, which counts only its own steps")
-    uniform = any(not each.poisson for each in own)
-    if uniform:
+    if any(not each.poisson for each in own):
         uses = sum(each.uses for each in own)
         notes.append(
             "batches are not drawn by Poisson sampling, which its accountant assumes; an example may be in "
@@ -222,7 +221,8 @@ def _opacus(by_client: ByClient) -> Iterator[Claim]:
         if largest is None
         else f"epsilon {shown_epsilon(largest)}, delta {delta:g}",
         against=SERVER,
-        adjacency=_OTHER_EXAMPLE if uniform else _EXAMPLE,
+        # Under replace-one a figure holds for zero-out, too.
+        adjacency=_EXAMPLE if any(each.poisson for each in own) else _OTHER_EXAMPLE,
         once=engine_epsilon(next(answer.engines for answer in by_client[worst] if answer.engines), delta),
         epsilon=epsilon,
         delta=delta,
