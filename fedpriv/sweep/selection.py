@@ -12,6 +12,7 @@ from fedpriv.accounting import ORDERS, Release
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.selection import Selection, selections
 from fedpriv.core.errors import InputError
+from fedpriv.core.names import AGAINST
 from fedpriv.core.plan import draft_plan
 from fedpriv.core.records import shown_epsilon
 from fedpriv.core.registry import MECHANISMS
@@ -110,7 +111,8 @@ class _TrialRun:
     def kind(self) -> tuple[float, str, str, float]:
         """What the statements of trials must have in common."""
         release = self.releases[0]
-        return float(release.delta), release.adjacency, release.unit, self.bounds
+        against = AGAINST[MECHANISMS[release.mechanism].noise_at]
+        return float(release.delta), release.adjacency, release.unit + against, self.bounds
 
     def rdp(self) -> NDArray[np.float64]:
         """Renyi privacy at ORDERS of any client: which of them has the most depends on the order."""

@@ -21,7 +21,7 @@ from rich.console import Console
 import fedpriv.sweep.comparison as comparison
 import fedpriv.sweep.run as lab
 from benchmarks.comparison import synthetic_records as synthetic
-from fedpriv.accounting import ORDERS, rdp_to_epsilon, vmf_rdp
+from fedpriv.accounting import ORDERS, rdp_to_epsilon, release_with, vmf_rdp
 from fedpriv.clients import answering
 from fedpriv.core.cli import main
 from fedpriv.core.config import Experiment
@@ -36,7 +36,7 @@ from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.report import write_sweep_report
 from fedpriv.sweep.run import TrialTask, run_sweep, run_trial
-from fedpriv.sweep.selection import chosen_trial
+from fedpriv.sweep.selection import _TrialRun, chosen_trial
 from fedpriv.sweep.settings import Sweep
 from tests.sweep.sweeps import NOISES, SMALL, Notes, sweep, write
 
@@ -625,3 +625,9 @@ def test_trials_have_a_report_when_asked(tmp_path: Path, fedpriv: Fedpriv) -> No
 def _environment() -> dict[str, str]:
     root = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+
+
+def test_trials_that_hold_against_others_are_of_another_kind() -> None:
+    given = {"unit": "update", "sampling": "full", "rate": 1.0, "participations": 1}
+    trusting, own = (release_with(1.0, 1e-5, mechanism=name, **given) for name in ("central", "gaussian"))
+    assert _TrialRun(1, (trusting,), 0.0).kind != _TrialRun(2, (own,), 0.0).kind
