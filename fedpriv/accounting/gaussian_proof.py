@@ -107,6 +107,8 @@ class GaussianProof(Proof):
     def split_group(self, units: int) -> tuple[Run, ...]:
         # Normal noise on a group's sum is the sum of noise on each unit, whose variances add up to it.
         noise, passes = self.noise / math.sqrt(units), units * int(self.release.participations)
+        if noise < self.parameter.floor:
+            return ()
         alone = type(self)(replace(self.release, noise=noise, participations=passes))
         if self._is_poisson:
             return alone.whole_run()

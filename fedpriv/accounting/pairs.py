@@ -402,19 +402,20 @@ class PoissonGroupPair(Pair):
         places = np.unique(np.concatenate([np.linspace(*each, _GROUP_CELLS) for each in ends]))
 
         def ratio(shifts: Array) -> Array:
-            return np.asarray(
-                scipy.special.logsumexp(logs + (shifts * places - shifts**2 / 2) / self.sigma**2, axis=0), np.float64
-            )
+            # Of N(shift M) and N(0); small ones keep their digits.
+            each = (shifts * places - shifts**2 / 2) / self.sigma**2
+            near = np.log1p((chances * np.expm1(np.minimum(each, 1.0))).sum(axis=0))
+            return np.where(each.max(axis=0) < 1, near, scipy.special.logsumexp(logs + each, axis=0))
 
         losses = ratio(self.up * members) - ratio(-self.down * members)
         grows = np.diff(np.maximum.accumulate(losses), prepend=-math.inf) > 0  # some are bounded
         losses, places = losses[grows], places[grows]
         first = max(int(np.searchsorted(losses, 0.0)) - 1, 0)
         losses, places = losses[first:], places[first:]
-        more = logs + scipy.special.log_ndtr((self.up * members - places) / self.sigma)
-        less = logs + losses + scipy.special.log_ndtr((-self.down * members - places) / self.sigma)
-        differences = -np.sign(more - less) * np.exp(np.maximum(more, less)) * np.expm1(-np.abs(more - less))
-        return losses, np.maximum(differences.sum(axis=0), 0.0)
+        more = scipy.special.log_ndtr((self.up * members - places) / self.sigma)
+        gaps = scipy.special.log_ndtr((-self.down * members - places) / self.sigma) - more + losses
+        sizes = np.exp(logs + more + np.maximum(gaps, 0.0)) * -np.expm1(-np.abs(gaps))
+        return losses, np.maximum((-np.sign(gaps) * sizes).sum(axis=0), 0.0)
 
 
 def zero_out_pair(sigma: float, rate: float) -> PoissonGroupPair:

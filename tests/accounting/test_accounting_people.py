@@ -53,6 +53,7 @@ def test_noise_on_a_sum_is_shared_by_all_clients_of_a_person() -> None:
 def test_an_update_is_one_unit_whatever_it_holds() -> None:
     assert person([share(50, unit="update")]).epsilon == person([share(1, unit="update")]).epsilon
     assert person([share(50, participations=0)]).epsilon == 0
+    assert (person([share(3, noise=1e-9, sampling="poisson", rate=0.1)]).epsilon or math.inf) > 1e6
 
 
 def test_draws_of_one_number_are_randomised_response() -> None:

@@ -21,7 +21,13 @@ from fedpriv.accounting import (
     running_epsilon,
 )
 from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import GaussianPair, PoissonGaussianPair, SampledPair, poisson_replaced_rdp
+from fedpriv.accounting.pairs import (
+    GaussianPair,
+    PoissonGaussianPair,
+    PoissonGroupPair,
+    SampledPair,
+    poisson_replaced_rdp,
+)
 from tests.cases import in_one_test
 
 SIGMAS, RATES = (0.3, 1.0, 20.0), (1e-4, 0.01, 0.5, 1 - 1e-6)
@@ -241,3 +247,13 @@ def test_a_finer_grid_changes_little_and_lowers(sigma, rate, steps, monkeypatch)
 def test_sigma_reaches_the_target_from_below(target, rate, steps, adjacency):
     sigma = calibrate(target, release(1.0, rate, steps, adjacency=adjacency))
     assert target * (1 - 1e-3) <= proven_epsilon(release(sigma, rate, steps, adjacency=adjacency)) <= target
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (1e4, 1e-8), (0.05, 1e-3)])
+def test_a_group_of_one_is_one_unit(sigma, rate):
+    """From a table, so a little more, and never less; also where losses are tiny."""
+    one, group = PoissonGaussianPair(sigma, rate), PoissonGroupPair(sigma, ((0, 1 - rate), (1, rate)))
+    epsilons = np.linspace(0, one.largest / 2, 50)
+    known, found = one.deltas(epsilons), group.deltas(epsilons)
+    assert np.all(found >= known * (1 - 1e-8))
+    np.testing.assert_allclose(found, known, rtol=1e-3)
