@@ -215,7 +215,14 @@ class World:
     @cached_property
     def route(self) -> Route:
         """How gradients are computed, whatever the batch; found out on random images and the initial parameters."""
-        return _route(self)
+        images, labels = random_examples(self.experiment, self.dataset, TRIED)
+        # A model of its own, because one that was trained may hold what cannot be copied.
+        model = network_of(self.experiment, self.dataset)
+        model.to(self.device, precision_of(self.experiment)).train()
+        self.initial.load_into(model)
+        memory = self.experiment.engine.gradient_bytes
+        with seeded_generators(0, self.device), self.autocast():
+            return find_route(model, LOSS, self.network_input(images), labels.to(self.device), chunk_bytes=memory)
 
     def uploaded_rows(self, client: int, round_number: int) -> Tensor:
         """The training examples in a client's upload of a round (counted from 1), as rows of the data set."""
@@ -308,15 +315,3 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
 def _numbers(state: State) -> tuple[int, ...]:
     """How many numbers each parameter has."""
     return tuple(value.numel() for value in state.parameters.values())
-
-
-def _route(world: World) -> Route:
-    experiment, dataset = world.experiment, world.dataset
-    images, labels = random_examples(experiment, dataset, TRIED)
-    # A model of its own, because one that was trained may hold what cannot be copied.
-    model = network_of(experiment, dataset)
-    model.to(world.device, precision_of(experiment)).train()
-    world.initial.load_into(model)
-    memory = experiment.engine.gradient_bytes
-    with seeded_generators(0, world.device), world.autocast():
-        return find_route(model, LOSS, world.network_input(images), labels.to(world.device), chunk_bytes=memory)

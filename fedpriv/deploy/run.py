@@ -65,11 +65,10 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
     record, clients = folder.read(), experiment.federation.clients
     if clients > record.nodes:
         more = "COMPOSE_PROFILES=eight" if record.is_contained else f"fedpriv deploy up --nodes {clients}"
-        raise InputError(
-            key="federation.clients",
-            given=clients,
-            allowed=f"the deployment in {folder.path} has {record.nodes} SuperNodes; --set "
-            f"federation.clients={record.nodes}, or {more}",
+        raise experiment.wrong(
+            "federation.clients",
+            f"the deployment in {folder.path} has {record.nodes} SuperNodes; --set federation.clients={record.nodes}, "
+            f"or {more}",
         )
     _check_server(folder)
     check_certificates(folder, record)

@@ -62,12 +62,8 @@ class GaussianFamily(NoisySettings):
     @model_validator(mode="after")
     def _classic_is_proven(self) -> Self:
         if self._calibrates_each_upload and self.calibration == "classic" and (self.epsilon or 0) > 1:
-            raise InputError(
-                key="calibration",
-                given="classic",
-                allowed=f"proven for epsilon <= 1, not for epsilon = {self.epsilon:g}",
-                hint="use analytic or extended",
-            )
+            proven = f"proven for epsilon <= 1, not for epsilon = {self.epsilon:g}"
+            raise self.wrong("calibration", proven, "use analytic or extended")
         return self
 
     @property

@@ -74,11 +74,7 @@ class VmfSettings(NoisySettings):
     @model_validator(mode="after")
     def _epsilon_fits(self) -> Self:
         if self.epsilon is not None and self.epsilon > 2 * MOST_KAPPA:
-            raise InputError(
-                key="epsilon",
-                given=self.epsilon,
-                allowed=f"vmf allows up to {2 * MOST_KAPPA:g}, twice the largest kappa",
-            )
+            raise self.wrong("epsilon", f"vmf allows up to {2 * MOST_KAPPA:g}, twice the largest kappa")
         return self
 
     @property

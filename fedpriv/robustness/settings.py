@@ -157,17 +157,9 @@ class RobustnessConfig(ExperimentSection):
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
         if self.redistribution == "informative" and self.place == "hidden":
-            raise InputError(
-                key="redistribution",
-                given="informative",
-                allowed="for place = 'input'; allowed: uniform, vulnerable, rows",
-            )
+            raise self.wrong("redistribution", "for place = 'input'; allowed: uniform, vulnerable, rows")
         if self.redistribution == "rows" and self.place == "input":
-            raise InputError(
-                key="redistribution",
-                given="rows",
-                allowed="for place = 'hidden'; allowed: uniform, vulnerable, informative",
-            )
+            raise self.wrong("redistribution", "for place = 'hidden'; allowed: uniform, vulnerable, informative")
         if self.inflation != 1 and self.redistribution not in ("vulnerable", "rows"):
             raise InputError(f"inflation is for vulnerable and rows, not for redistribution = {self.redistribution!r}")
         return self

@@ -45,13 +45,10 @@ class Erm(Rounds, ModelRelease):
 
     @override
     def conflicts(self, experiment: "Experiment") -> None:
-        mechanism = experiment.mechanism
-        if mechanism.protects and mechanism.on_gradients:
-            raise InputError(
-                key="mechanism.name",
-                given=mechanism.name,
-                allowed="noise on gradients or updates, and under erm clients upload a model: use output, "
-                "objective or none",
+        if experiment.mechanism.protects and experiment.mechanism.on_gradients:
+            raise experiment.wrong(
+                "mechanism.name",
+                "noise on gradients or updates, and under erm clients upload a model: use output, objective or none",
             )
         if experiment.adversary.attacks:
             raise InputError(

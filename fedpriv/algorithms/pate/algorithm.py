@@ -59,20 +59,15 @@ class Pate(Algorithm):
 
     @override
     def conflicts(self, experiment: "Experiment") -> None:
-        federation, pate, mechanism = experiment.federation, PateConfig.required(experiment), experiment.mechanism
+        federation, pate = experiment.federation, PateConfig.required(experiment)
         if experiment.adversary.attacks:
             raise InputError(
                 f"adversary.attacks: {experiment.adversary.attacks[0]} reads gradients or parameters, and under pate "
                 "clients upload votes; set it to []"
             )
-        if mechanism.protects:
-            raise InputError(
-                key="mechanism.name",
-                given=mechanism.name,
-                allowed="noise on gradients or parameters, and under pate clients upload votes: the noise is "
-                "that of [pate]",
-                hint="use none",
-            )
+        if experiment.mechanism.protects:
+            votes = "noise on gradients or parameters, and under pate clients upload votes: the noise is that of [pate]"
+            raise experiment.wrong("mechanism.name", votes, "use none")
         keys = "aggregation", "clients_per_round", "max_update_norm"
         refuse_keys(experiment, keys, "under pate clients upload votes, not parameters")
         if federation.secure_aggregation != (pate.noise_at == "clients"):
@@ -82,10 +77,8 @@ class Pate(Algorithm):
                 "set noise_at = 'clients' and secure_aggregation = true together"
             )
         if experiment.data.owner:
-            raise InputError(
-                key="data.owner",
-                given=experiment.data.owner,
-                allowed="not with federation.algorithm = 'pate', whose ledger is of votes of whole clients",
+            raise experiment.wrong(
+                "data.owner", "not with federation.algorithm = 'pate', whose ledger is of votes of whole clients"
             )
         if experiment.data.bounds_epsilon:
             raise InputError(
@@ -93,31 +86,26 @@ class Pate(Algorithm):
                 "tell bounds that are public"
             )
         if experiment.data.overlaps:
-            raise InputError(
-                key="data.partition",
-                given="overlapping",
-                allowed="votes protect a client's examples with the client, and others would hold copies of "
-                "them; with pate use another partition",
+            raise experiment.wrong(
+                "data.partition",
+                "votes protect a client's examples with the client, and others would hold copies of them; with pate "
+                "use another partition",
             )
 
     @override
     def check_network(self, experiment: "Experiment", dataset: "Dataset", model: "nn.Module") -> None:
         there, asked = len(dataset.x_test), PateConfig.required(experiment).queries
         if asked >= there:
-            raise InputError(
-                key="pate.queries",
-                given=asked,
-                allowed=f"{dataset.name} has {there} test images, and the student is measured on those that "
-                "are not asked about",
+            raise experiment.wrong(
+                "pate.queries",
+                f"{dataset.name} has {there} test images, and the student is measured on those that are not asked "
+                "about",
             )
 
     @override
     def check_shares(self, experiment: "Experiment", dataset: "Dataset", sizes: "NDArray[np.int64]") -> None:
-        teachers = PateConfig.required(experiment).teachers_per_client
-        if teachers > sizes.min():
-            raise InputError(
-                key="pate.teachers_per_client", given=teachers, allowed=f"a client has {sizes.min()} examples only"
-            )
+        if PateConfig.required(experiment).teachers_per_client > sizes.min():
+            raise experiment.wrong("pate.teachers_per_client", f"a client has {sizes.min()} examples only")
 
     @override
     def warnings(self, world: "World") -> tuple[str, ...]:
