@@ -12,7 +12,6 @@ from fedpriv.core.config.sections import (
     AdversaryConfig,
     EngineConfig,
     FederationConfig,
-    ReportConfig,
     TrainingConfig,
 )
 
@@ -22,7 +21,6 @@ __all__ = [
     "EngineConfig",
     "Experiment",
     "FederationConfig",
-    "ReportConfig",
     "TrainingConfig",
     "describe",
     "json_schema",

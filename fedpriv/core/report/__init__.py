@@ -5,6 +5,6 @@ report.html, report.css). The same folder gives the same bytes. The report of an
 """
 
 from fedpriv.core.report.page import render_card, render_page, reported, write_report
-from fedpriv.core.report.view import View, load_view
+from fedpriv.core.report.view import load_view
 
-__all__ = ["View", "load_view", "render_card", "render_page", "reported", "write_report"]
+__all__ = ["load_view", "render_card", "render_page", "reported", "write_report"]
