@@ -42,7 +42,11 @@ def is_training(message: Message) -> bool:
 
 def client_of(context: Context) -> int:
     """The number of the client's partition, or of its node where Flower was given no partition."""
-    return int(context.node_config.get("partition-id", context.node_id))
+    told = context.node_config.get("partition-id", context.node_id)
+    try:
+        return int(told)
+    except ValueError:
+        raise WrongAppError(key="partition-id", given=told, allowed="a whole number, another one for each node") from None
 
 
 def round_of(message: Message) -> int | None:

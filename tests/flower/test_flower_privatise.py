@@ -240,6 +240,9 @@ def test_clients_without_a_partition_have_ledgers_of_their_own(tmp_path: Path) -
         own.node_config, own.node_id = {"dataset-path": f"/data/{node}"}, node
         asked(app_of(tmp_path, longer), who=own)
     assert [line(tmp_path, node)["participations"] for node in (11, 2**62 + 1)] == [2, 1]
+    own.node_config = {"partition-id": "ward-north"}
+    with pytest.raises(WrongAppError, match="partition-id = 'ward-north': a whole number, another one for each node"):
+        asked(app_of(tmp_path, longer), who=own)
 
 
 def test_records_of_a_reply_leave_only_if_they_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
