@@ -192,7 +192,7 @@ class Privatiser:
                 )
             if asked.is_first:
                 self._tell_kept(content, asked.record)
-                _tell_left_out(layout, after)
+                _tell_wasted({*layout.trained} - {*after}, "the reply does not have", layout)
             statistics = _update(before, after, layout.statistics, own.reply) if own.statistics is not None else {}
             numbers = self._numbers(content, "train")
             update = _update(before, after, layout.trained, own.reply)
@@ -443,15 +443,11 @@ def _watched(first: bool, before: Vector, layout: Layout) -> Iterator[None]:
     statistics = {name for name, there in seen.names.items() if there.rpartition(".")[2] in STATISTICS}
     twice = [name for group in seen.tied for name in group[1:] if name in layout.trained]
     used = {*seen.trained, *statistics, *twice}
-    idle = [name for name in layout.trained if seen.trained and name not in used]
-    text = "privatise: noise is wasted on %s, %s"
-    if idle:
-        left = json.dumps([name for name in layout.trained if name not in idle])
-        told = f"which training did not change: privatise.trained = {left} leaves it out"
-        _LOG.warning(text, ", ".join(idle[:8]), told)
+    if seen.trained:
+        _tell_wasted({*layout.trained} - used, "training did not change", layout)
     if twice:
-        told = "a second copy of another array: tap.model = 'package.module:Name' of the network shows which"
-        _LOG.warning(text, ", ".join(twice[:8]), told)
+        text = "privatise: noise is wasted on %s, a second copy of another array: tap.model = 'package.module:Name' of "
+        _LOG.warning(text + "the network shows which", ", ".join(twice[:8]))
 
 
 def _found_layout(
@@ -535,15 +531,12 @@ def _update(before: Vector, after: Vector, names: tuple[str, ...], form: Form) -
     return _zeros(before, names) | update_of(before, after, there, form)
 
 
-def _tell_left_out(layout: Layout, after: Vector) -> None:
-    """Say, in the client's own log, that arrays leave with noise alone."""
-    left = [name for name in layout.trained if name not in after]
-    if left:
-        there = json.dumps([name for name in layout.trained if name in after])
-        text = (
-            "privatise: the reply has no %s, of which noise alone leaves: privatise.trained = %s leaves it as it came"
-        )
-        _LOG.warning(text, ", ".join(left[:8]), there)
+def _tell_wasted(names: Iterable[str], why: str, layout: Layout) -> None:
+    """Name, in the client's own log, arrays that get noise for nothing."""
+    if wasted := [name for name in layout.trained if name in names]:
+        left = json.dumps([name for name in layout.trained if name not in wasted])
+        text = "privatise: noise is wasted on %s, which %s: privatise.trained = %s leaves it out"
+        _LOG.warning(text, ", ".join(wasted[:8]), why, left)
 
 
 def _zeros(before: Vector, names: Iterable[str]) -> Vector:

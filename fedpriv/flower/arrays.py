@@ -46,7 +46,9 @@ def client_of(context: Context) -> int:
     try:
         return int(told)
     except ValueError:
-        raise WrongAppError(key="partition-id", given=told, allowed="a whole number, another one for each node") from None
+        raise WrongAppError(
+            key="partition-id", given=told, allowed="a whole number, another one for each node"
+        ) from None
 
 
 def round_of(message: Message) -> int | None:

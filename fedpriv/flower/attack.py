@@ -89,22 +89,12 @@ class _TappedUpload:
     observation: Observation
     known: TrainedOn | None
     line: LedgerLine | None
-    exchange: Exchange | None  # `None`: in the folder of an earlier version
-
-    @property
-    def is_summed(self) -> bool:
-        """Whether secure aggregation shows the server a sum."""
-        return self.exchange is not None and self.exchange.summed
+    exchange: Exchange
 
     @property
     def name(self) -> str:
         """As users name it."""
-        return f"{self.observation.round}-{'sum' if self.is_summed else self.observation.client}"
-
-    @property
-    def stem(self) -> str:
-        """The name of its files, without ending."""
-        return self.observation.stem if self.exchange is None else self.exchange.stem
+        return f"{self.observation.round}-sum" if self.exchange.summed else self.exchange.name
 
 
 def attack_tapped(
@@ -175,8 +165,8 @@ class _Found:
     def left_of(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Replies that no gradient attack was made on, alone or in their round's sum."""
         unattacked = self.unattacked
-        attacked = {upload.stem for upload in self.heard if upload.name not in unattacked}
-        summed = {upload.observation.round for upload in self.heard if upload.is_summed}
+        attacked = {upload.exchange.stem for upload in self.heard if upload.name not in unattacked}
+        summed = {upload.exchange.round for upload in self.heard if upload.exchange.summed}
         return [each for each in exchanges if each.stem not in attacked and not (each.summed and each.round in summed)]
 
 
@@ -225,9 +215,8 @@ def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Seq
 
 def _as_seen(upload: _TappedUpload) -> Exchange:
     """What was seen of an upload; what was not is as the settings have it."""
-    public = upload.observation.settings
-    about = upload.exchange or Exchange(upload.observation.round, upload.observation.client, 0, "train", {}, {})
-    return about if about.example else replace(about, example=public.shape, task="classes")
+    about = upload.exchange
+    return about if about.example else replace(about, example=upload.observation.settings.shape, task="classes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,10 +309,12 @@ def _heard(folder: Path, exchanges: Sequence[Exchange]) -> tuple[_TappedUpload, 
     for path in list_observations(folder / "observations"):
         known = read_truth(folder / TRUTH / path.name)
         line = read_file(folder / LEDGER / f"{path.stem}.json", LedgerLine)
-        uploads.append(_TappedUpload(read_observation(path), known, line, by_stem.get(path.stem)))
-    masked = [upload for upload in uploads if upload.exchange is not None and upload.exchange.summed]
-    rounds = dict.fromkeys(upload.observation.round for upload in masked)
-    sums = [_sum([upload for upload in masked if upload.observation.round == number]) for number in rounds]
+        seen = read_observation(path)
+        exchange = by_stem.get(path.stem) or Exchange(seen.round, seen.client, 0, "train", {}, {})  # of version 0.2
+        uploads.append(_TappedUpload(seen, known, line, exchange))
+    masked = [upload for upload in uploads if upload.exchange.summed]
+    rounds = dict.fromkeys(upload.exchange.round for upload in masked)
+    sums = [_sum([upload for upload in masked if upload.exchange.round == number]) for number in rounds]
     return (*(upload for upload in uploads if upload not in masked), *sums)
 
 
@@ -347,7 +338,7 @@ def _sum(uploads: Sequence[_TappedUpload]) -> _TappedUpload:
     known = joined(kept, public[0].local_steps) if len(kept) == len(uploads) else None
     lines = [upload.line for upload in uploads if upload.line is not None]
     line = min(lines, key=lambda each: each.badness) if len(lines) == len(uploads) else None
-    exchange = replace(first.exchange, clients=len(uploads)) if first.exchange is not None else None
+    exchange = replace(first.exchange, clients=len(uploads))
     return _TappedUpload(replace(first.observation, upload=mean, settings=settings), known, line, exchange)
 
 
@@ -359,10 +350,9 @@ def _of_mean(recorded: dict[str, Any], clients: int) -> dict[str, Any]:
     return as_normal(config, config.noise_on_mean(clients, clients))
 
 
-def _weight(exchange: Exchange | None) -> float:
+def _weight(exchange: Exchange) -> float:
     """How many examples a reply says that it is made of."""
-    records = exchange.replied.values() if exchange is not None else ()
-    counts = (record.get(key) for record in records for key in ("num_examples", "num-examples"))
+    counts = (record.get(key) for record in exchange.replied.values() for key in ("num_examples", "num-examples"))
     return next((float(count) for count in counts if isinstance(count, int) and count > 0), 1.0)
 
 
@@ -379,13 +369,12 @@ def _looked_at(
     folder: Path, tapped: Tapped, others: Sequence[Exchange], uploads: Sequence[_TappedUpload]
 ) -> tuple[str, ...]:
     """What replies reveal that no gradient attack was made on: the first of each type, or all if they are few."""
-    observations = {each.exchange.stem: each.observation for each in uploads if each.exchange is not None}
+    observations = {each.exchange.stem: each.observation for each in uploads}
     firsts = {exchange.type: exchange for exchange in reversed(others)}
     shown = others if len(others) <= 3 else [each for each in others if each is firsts[each.type]]
     lines: list[str] = []
     for exchange in shown:
-        known = records_of(tapped, exchange.client) if tapped.records is not None else None
-        found = revealed(folder, exchange, observations.get(exchange.stem), known)
+        found = revealed(folder, exchange, observations.get(exchange.stem), records_of(tapped, exchange.client))
         lines += found.sentences
         if found.inputs is not None:
             path = f"reconstructions/{exchange.stem}-inputs.safetensors"
@@ -470,10 +459,10 @@ def _network(tapped: Tapped, folder: Path, observation: Observation, about: Exch
     return network
 
 
-def _as_of_one_rate(observation: Observation, exchange: Exchange | None) -> Observation:
+def _as_of_one_rate(observation: Observation, exchange: Exchange) -> Observation:
     """The update that one learning rate without weight decay makes; exact for one step, else to first order."""
     public = observation.settings
-    if exchange is None or public.algorithm == "fedsgd":
+    if public.algorithm == "fedsgd":
         return observation
     decays = exchange.optimizers in (("sgd",), ("adamw",))
     upload = dict(observation.upload)
@@ -597,7 +586,7 @@ def _forms(heard: Iterable[_TappedUpload]) -> tuple[str, ...]:
     """What the replies hold, and how that is known."""
     told: dict[str, list[str]] = {}
     for upload in heard:
-        if upload.exchange is not None and upload.exchange.form is not None:
+        if upload.exchange.form is not None:
             summed = f"; secure aggregation: attacked is the mean of {upload.exchange.clients} uploads"
             text = f"{_HOLDS[upload.exchange.form]} ({upload.exchange.source})"
             told.setdefault(text + (summed if upload.exchange.summed else ""), []).append(upload.name)
@@ -638,7 +627,7 @@ def _figure(result: AttackResult) -> str:
 
 def _proven(heard: Sequence[_TappedUpload]) -> str:
     lines = [upload.line for upload in heard if upload.line is not None]
-    changed = [upload.name for upload in heard if upload.exchange is not None and upload.exchange.changed]
+    changed = [upload.name for upload in heard if upload.exchange.changed]
     if changed and len(lines) < len(heard):
         return (
             f"Proven: nothing; what changed {', '.join(changed)} after training is not known: [tap.noise] says it if "
@@ -648,7 +637,7 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
         return "Proven: nothing; no mechanism of fedpriv.flower.privatise, LocalDpMod or Opacus acted on these uploads."
     worst = min(lines, key=lambda line: line.badness)
     told = worst.ceilings.get("told")
-    makers = dict.fromkeys(upload.exchange.noise for upload in heard if upload.exchange is not None)
+    makers = dict.fromkeys(upload.exchange.noise for upload in heard)
     others = [maker for maker in makers if maker not in ("", "privatise")]
     by = f" of the noise of {', '.join(others)}" if others else ""
     limit = "no limit is proven" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"

@@ -166,7 +166,7 @@ def test_arrays_that_a_reply_leaves_out_have_not_moved(tmp_path: Path, caplog: p
     reply = asked(app_of(tmp_path, lambda given: {"weight": given["weight"] + np.float32(0.125)}, mechanism=quiet))
     np.testing.assert_allclose(reply["weight"], BEFORE["weight"] + 0.125, atol=1e-3)
     np.testing.assert_allclose(reply["bias"], BEFORE["bias"], atol=1e-3)
-    assert 'the reply has no bias, of which noise alone leaves: privatise.trained = ["weight"]' in caplog.text
+    assert 'wasted on bias, which the reply does not have: privatise.trained = ["weight"]' in caplog.text
     assert "counts as zero" not in caplog.text
 
 
