@@ -30,7 +30,7 @@ MOST_ANSWERS = 10_000_000
 SENSITIVITY = math.sqrt(2)
 """By how much counts of votes move (Euclidean norm) if one voter names another class."""
 
-ROUNDED = "Shares are rounded before they are masked, which the theorem does not cover."
+ROUNDED = "Shares are rounded, and cut off at 9 deviations, before they are masked, which the theorem does not cover."
 """What a ledger says of counts that are summed under masks."""
 
 _LEAST_NOISE, _MOST_NOISE = 1e-9, 1e12  # votes

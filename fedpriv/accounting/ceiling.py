@@ -59,9 +59,8 @@ _MOST_COMPOSED = 10**12
 _BEYOND_ENDS = 1e-15  # at least the probability of a single loss that lies outside the ends of its pair
 _SEARCHED = 2001
 _MANY, _DEVIATIONS = 100, 40.0
-_TELLS_ALL = (
-    5000.0  # a loss of a step with the secret: the noise hides nothing, and the loss cannot be computed exactly
-)
+# A loss of a step with the secret: the noise hides nothing, and the loss cannot be computed exactly.
+_TELLS_ALL = 5000.0
 
 _BLOW_UP = "sup P(E) where Q(E) <= k0 (Hayes, Mahloujifar and Balle 2023; Kaissis et al. 2023, arXiv 2307.03928)"
 _NORMAL = f"{_BLOW_UP}, T participations as one of sqrt(T) times the distance (Dong, Roth and Su 2022, Cor. 3.3)"
