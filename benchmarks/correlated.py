@@ -143,7 +143,7 @@ def main() -> None:
             moved = 0.0 if pattern is None else sensitivity(pattern, pattern.participations)
             numbers = (f"{band}", f"{moved:.3f}", f"{plan.config.noise:.3f}", f"{clip:g}")
             rows.append((*numbers, in_points(shares), gained, f"{cost.ratio:.3f}", f"{cost.kept}"))
-        print(Table.of(HEADS, rows), end="")
+        print(Table(HEADS, rows), end="")
 
 
 if __name__ == "__main__":

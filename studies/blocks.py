@@ -99,7 +99,7 @@ def table(study: Study) -> Table:
     heads += ["audited: accuracy, %"]
     heads += [f"{attack}: MSE (recovered)" for attack in study.uploads] + ["guess: MSE"]
     keys = [("", 0.0), *((blocks, level) for blocks in BLOCKS for level in levels(study))]
-    return Table.of(heads, [_cells(study, key) for key in keys if key in study.accuracy])
+    return Table(heads, [_cells(study, key) for key in keys if key in study.accuracy])
 
 
 def _cells(study: Study, key: Key) -> list[str]:
@@ -136,7 +136,7 @@ def _small(study: Study, figures: Mapping[str, Callable[[Key], str]], more: Iter
         for name, figure in figures.items()
         if any(cells := [figure((blocks, level)) for blocks in BLOCKS])
     ]
-    return Table.of(["numbers in a block", *map(names_of, BLOCKS)], [*rows, *more])
+    return Table(["numbers in a block", *map(names_of, BLOCKS)], [*rows, *more])
 
 
 def _area(settings: Mapping[Key, Setting], key: Key) -> str:

@@ -53,7 +53,7 @@ def _rate(setting: Setting) -> float:
 
 def table(settings: Sequence[Setting]) -> Table:
     """One row a setting."""
-    return Table.of(HEAD, map(_row, settings))
+    return Table(HEAD, map(_row, settings))
 
 
 def _row(setting: Setting) -> tuple[str, ...]:

@@ -475,13 +475,13 @@ def _summary(by_group: Mapping[Group, Sequence[CellRow]], guessed: Guessed) -> T
                 )
             )
     heads = ("data", "network", "mechanism", "cosine", "epsilon", "strongest", "PSNR, dB", "guess", *_COUNTS)
-    return Table.of(heads, lines)
+    return Table(heads, lines)
 
 
 def _details(by_group: Mapping[Group, Sequence[CellRow]], guessed: Guessed) -> Table:
     heads = ("data", "network", "test accuracy", "mechanism", "attack", "steps", "MSE", "PSNR, dB", "SSIM")
     lines = chain.from_iterable(_cells(group, cells, guessed) for group, cells in by_group.items())
-    return Table.of((*heads, *_COUNTS, "seconds"), lines)
+    return Table((*heads, *_COUNTS, "seconds"), lines)
 
 
 def _cells(group: Group, cells: Sequence[CellRow], guessed: Guessed) -> Iterator[tuple[str, ...]]:
@@ -526,7 +526,7 @@ def _picked(by_group: Mapping[Group, Sequence[CellRow]]) -> Table:
                 )
             )
     heads = ("data", "network", "mechanism", "guess", "by pictures", "by `candidate`", "best decision", "ceiling")
-    return Table.of(heads, lines)
+    return Table(heads, lines)
 
 
 def _outcomes(by_group: Mapping[Group, Sequence[CellRow]]) -> Table:
@@ -539,7 +539,7 @@ def _outcomes(by_group: Mapping[Group, Sequence[CellRow]]) -> Table:
         "neither",
         "every label is inferred",
     )
-    return Table.of(heads, [_outcome(group, cells) for group, cells in by_group.items()])
+    return Table(heads, [_outcome(group, cells) for group, cells in by_group.items()])
 
 
 def _outcome(group: Group, cells: Sequence[CellRow]) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def table(name: str, settings: Sequence[Setting]) -> Table:
         for row in rows:
             paper = "" if column is None else f"{column[row.place]:g}"
             lines.append([*_noise(row.setting), paper, _figure(name, row.setting)])
-    return Table.of(heads, lines)
+    return Table(heads, lines)
 
 
 def brief(name: str, settings: Sequence[Setting]) -> Table:
@@ -97,7 +97,7 @@ def brief(name: str, settings: Sequence[Setting]) -> Table:
     by_name = _by_name(settings)
     for label in dict.fromkeys(_name(row.setting) for row in sorted(_rows(settings), key=_order)):
         rows.append([label, *(_beside(name, by_name.get((facet, label))) for facet in facets)])
-    return Table.of(["noise", *(f"{model}, {data}" for data, model in facets)], rows)
+    return Table(["noise", *(f"{model}, {data}" for data, model in facets)], rows)
 
 
 def by_blocks(name: str, settings: Sequence[Setting]) -> Table:
@@ -113,7 +113,7 @@ def by_blocks(name: str, settings: Sequence[Setting]) -> Table:
             found = [by_name.get((facet, f"VMF {level:g}, {blocks}")) for level in VMF]
             if any(found):
                 lines.append([where, blocks, *("" if each is None else _plain(name, each) for each in found)])
-    return Table.of(["network, data", "blocks", *(f"ε_V = {level:g}" for level in VMF)], lines)
+    return Table(["network, data", "blocks", *(f"ε_V = {level:g}" for level in VMF)], lines)
 
 
 SHAPES = {"rows": table, "levels": brief, "blocks": by_blocks}
@@ -192,7 +192,7 @@ def differences(settings: Sequence[Setting]) -> Table:
         auc, mse = _auc(settings_here) - _auc(others), _normalised(settings_here) - _normalised(others)
         figures = (*_pair(printed[0], auc, 1), *_pair(printed[1], mse, 2))
         lines.append([", ".join(reversed(facet)), f"{level:g}", series[1], *figures])
-    return Table.of(heads, lines)
+    return Table(heads, lines)
 
 
 def _pair(paper: float, here: float, places: int) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def table(records: Sequence[TrialRecord]) -> Table:
             rows.setdefault(_row(record), []).append(record)
     if not rows:
         raise InputError(f"none of {len(records)} trials answers, as those of configs/paper/convexified-location.toml")
-    return Table.of(heads, map(_cells, rows.values()))
+    return Table(heads, map(_cells, rows.values()))
 
 
 def _row(record: TrialRecord) -> str:
@@ -109,7 +109,7 @@ def tilted_table() -> Table:
             other[at], named[at] = image, label
             moved.append(float(np.linalg.norm(minimiser(other, named, classes, risk) - original)) / bound)
         rows.append(("mean loss" if risk is None else f"{risk:g}", f"{max(moved):.2f}"))
-    return Table.of(("alpha", "moved, over the bound of the mean loss"), rows)
+    return Table(("alpha", "moved, over the bound of the mean loss"), rows)
 
 
 def minimiser(features: Array, labels: NDArray[np.int64], classes: int, risk: float | None) -> Array:

@@ -120,7 +120,7 @@ def table(rows: Sequence[TrialRow]) -> Table:
     for row in rows:
         shares = [*map(row.certified, CERTIFIED), *map(row.attacked, ATTACKED)]
         lines.append([*row.cells, with_interval(row.right()), *map(in_percent, shares)])
-    return Table.of(["row", *NOISE, *heads], lines)
+    return Table(["row", *NOISE, *heads], lines)
 
 
 def orderings(rows: Sequence[TrialRow]) -> Table:
@@ -136,7 +136,7 @@ def orderings(rows: Sequence[TrialRow]) -> Table:
         shares = [with_interval(difference(figure(first), figure(second))) for figure in figures]
         lines.append([f"{first.name} - {second.name}", *first.cells[1:], *shares])
     heads = ["first minus second", *NOISE, "right", f"certified, {proven}", f"attacked, {under}"]
-    return Table.of(heads, lines)
+    return Table(heads, lines)
 
 
 def _pairs(rows: Sequence[TrialRow]) -> Iterator[tuple[TrialRow, TrialRow]]:
@@ -172,7 +172,7 @@ def theorems(rows: Sequence[TrialRow], folder: Path) -> Table:
         curves = [[each.curve(size.norm, bound) for each in records if each is not None] for bound in bounds]
         shares = [estimate([(share.value, share.low, share.high) for share in _at(size, each)]) for each in curves]
         lines.append([*row.cells, *map(in_percent, shares)])
-    return Table.of([f"certified, {size}", *NOISE, *bounds], lines)
+    return Table([f"certified, {size}", *NOISE, *bounds], lines)
 
 
 def _at(size: Size, curves: Sequence[CertifiedCurve]) -> list[Interval]:
@@ -199,7 +199,7 @@ def claims(rows: Sequence[TrialRow], folder: Path) -> Table:
         proven = max(claim.proven for each in runs for claim in each)
         lines.append([*row.cells, *(" / ".join(map(str, each)) for each in added), str(proven)])
     heads = ["claims / broken / images", *NOISE, *(f"linf {size:g}" for size in sizes), "proven"]
-    return Table.of(heads, lines)
+    return Table(heads, lines)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,11 @@ from fedpriv.core.records import Interval
 _PUBLISHED = Path(__file__).parent / "published"
 
 
-@dataclass(frozen=True)
 class Table:
     """Rows of text under their heads; as a string it is CSV, as docs/results keeps it."""
 
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    @staticmethod
-    def of(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
-        """Take heads and rows of any kind."""
-        return Table(tuple(heads), tuple(map(tuple, rows)))
+    def __init__(self, heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+        self.heads, self.rows = tuple(heads), tuple(map(tuple, rows))
 
     def __str__(self) -> str:
         """Return CSV."""

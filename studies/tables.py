@@ -273,7 +273,7 @@ def _summary(readings: Sequence[TableRead]) -> Table:
         wrong = sum(bool(each.wrong) for each in some) - crashes
         shown = f"{median(edits):g}", str(max(edits))
         rows.append((package, str(len(some)), str(len(edits)), *shown, str(wrong), str(crashes)))
-    return Table.of(("package", "tables", "run", "edits (median)", "most", "wrong readings", "crashes"), rows)
+    return Table(("package", "tables", "run", "edits (median)", "most", "wrong readings", "crashes"), rows)
 
 
 def _each(readings: Sequence[TableRead]) -> Table:
@@ -283,7 +283,7 @@ def _each(readings: Sequence[TableRead]) -> Table:
         for each in readings
     ]  # fmt: skip
     heads = ("package", "table", "rows", "columns read", "edits", "wrong, or why it does not run")
-    return Table.of(heads, rows)
+    return Table(heads, rows)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def _table(path: Path) -> Table:
         )
         for key, summaries in rows.items()
     ]
-    return Table.of(("noise", "who listens", "test accuracy", "recovered", "picked out of 100"), cells)
+    return Table(("noise", "who listens", "test accuracy", "recovered", "picked out of 100"), cells)
 
 
 def _noise(experiment: Experiment) -> str:

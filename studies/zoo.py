@@ -280,9 +280,9 @@ def tables(kept: Mapping[str, Mapping[str, str]]) -> dict[str, Table]:
     troubles = ((line["name"], trouble) for line in lines if (trouble := _trouble(line)))
     return {
         "models-summary": _summary(lines),
-        **{f"models-{name}": Table.of(HEADS, map(_shown, members)) for name, members in groups.items()},
-        "models-troubles": Table.of(("network", "reason"), troubles),
-        "models-slower": Table.of(("network", "our step", "least step", "plain SGD"), _slower(lines)),
+        **{f"models-{name}": Table(HEADS, map(_shown, members)) for name, members in groups.items()},
+        "models-troubles": Table(("network", "reason"), troubles),
+        "models-slower": Table(("network", "our step", "least step", "plain SGD"), _slower(lines)),
         "models-refusals": _reasons(lines, _refusals),
         "models-opacus": _reasons(lines, _opacus_raised),
     }
@@ -291,7 +291,7 @@ def tables(kept: Mapping[str, Mapping[str, str]]) -> dict[str, Table]:
 def _summary(lines: Sequence[Mapping[str, str]]) -> Table:
     exact = sum(bool(line["error"]) and float(line["error"]) <= EXACT for line in lines)
     steps = sorted(float(line["step"]) for line in lines if line["step"])
-    return Table.of(
+    return Table(
         ("what", "figure"),
         (
             ("networks", str(len(lines))),
@@ -322,7 +322,7 @@ def _reasons(lines: Sequence[Mapping[str, str]], told: Callable[[Mapping[str, st
         for reason in dict.fromkeys(cut(_PARTICULAR.sub("...", reason), 150) for reason in told(line) if reason):
             names.setdefault(reason, []).append(line["name"].partition("/")[2])
     rows = sorted(names.items(), key=lambda each: (-len(each[1]), each[0]))
-    return Table.of(("reason", "networks", "such as"), ((why, str(len(who)), who[0]) for why, who in rows))
+    return Table(("reason", "networks", "such as"), ((why, str(len(who)), who[0]) for why, who in rows))
 
 
 def _slower(lines: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
