@@ -158,7 +158,7 @@ def test_a_run_releases_what_its_ledger_proves_and_is_resumed(tmp_path: Path, mo
     assert ledger["epsilon"] == pytest.approx(gaussian_epsilon(1e-4, mu)) and ledger["epsilon"] <= 40.0
     assert ledger["adjacency"].startswith("replace-one-client: all examples of one client")
     notes = " ".join(ledger["notes"])
-    for words in ("holds against a server that follows the protocol", "whole with 14 of 20", "rounded before they are"):
+    for words in ("holds against a server that follows the protocol", "whole with 14 of 20", "rounded, and cut off"):
         assert words in notes
     assert {path.name for path in (run / "private").iterdir()} == {"counts.json", "secret.key", "origin.json"}
     counts = np.array(json.loads((run / "private" / "counts.json").read_text())["counts"])
