@@ -59,16 +59,17 @@ def attack_each(job: AttackJob) -> Campaign:
 
 
 def _attempted(job: AttackJob) -> list[AttackOutcome]:
-    """Attack sound uploads."""
-    try:
-        with _in_words(job.name):
-            return list(map(_finite, run_attack(job)))
-    except InputError as error:
-        if len(job.observations) == 1:
-            broken = isinstance(error, _AttackBrokenError)
-            text = "".join(traceback.format_exception(error.__cause__)) if broken else ""
-            return [AttackOutcome(None, str(error), text)]
+    """Attack sound uploads; texts are read one by one in any case, and a refusal repeats none of the others."""
     count = len(job.observations)
+    if count == 1 or not job.config.is_text:
+        try:
+            with _in_words(job.name):
+                return list(map(_finite, run_attack(job)))
+        except InputError as error:
+            if count == 1:
+                broken = isinstance(error, _AttackBrokenError)
+                text = "".join(traceback.format_exception(error.__cause__)) if broken else ""
+                return [AttackOutcome(None, str(error), text)]
     parts = [job.progress and one_of(job.progress, number, count) for number in range(count)]
     alone = [
         replace(job, observations=[heard], progress=part) for heard, part in zip(job.observations, parts, strict=True)

@@ -1,12 +1,15 @@
 """DAGER against true sentences: decoders, encoders, a Llama, adapters, batches; and what it refuses, by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.observation import TextFormat
+from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.attacks.texts.attention import find_probes, inputs_of
 from fedpriv.attacks.texts.dager import Span, Unusable, likely_tokens, present_tokens, span_of
@@ -352,6 +355,22 @@ def test_a_row_space_holds_its_inputs_and_no_others() -> None:
     assert span.spectrum.examples == len(inputs.unique(dim=0))
     assert bool(span.holds(inputs, 4000).all()) and not bool(span.holds(others, 4000).any())
     assert isinstance(span_of(probe, 0 * stacked, 0.0, 0.0, others), Unusable)
+
+
+def test_a_refused_upload_repeats_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, asked = DagerSettings.read, []
+
+    def counted(self: DagerSettings, scene: TextScene, victim: Any, seed: int, progress: Any) -> Any:
+        asked.append(victim.client)
+        return read(self, scene, victim, seed, progress)
+
+    monkeypatch.setattr(DagerSettings, "read", counted)
+    model, upload = network("gpt"), mean_of(network("gpt"), 1)
+    silent = {name: 0 * value for name, value in upload.items()}
+    heard = [observed(model, each, public_settings(1, "classify")) for each in (upload, silent, upload)]
+    job = AttackJob("dager", [replace(each, client=n) for n, each in enumerate(heard)], model, DagerSettings(), 0)
+    found = attack_each(job)
+    assert asked == [0, 1, 2] and sorted(found.found) == [0, 2] and "is zero" in found.failures[1]
 
 
 def test_settings_name_the_paper() -> None:
