@@ -152,8 +152,14 @@ class TransformersSettings(LibraryModelSettings):
         given = [getattr(network.config, f"{name}_token_id", None) or 0 for name in ("pad", "bos", "eos")][:first]
         marks = [number[0] if isinstance(number, list) else number for number in given]  # a text may end in several
         rows = torch.tensor([*marks, *range(sequences.vocabulary - first)])
-        OwnTokens(rows, known, first).hold(network)
         tables = (network.get_input_embeddings(), network.get_output_embeddings())
+        own = {id(part) for table in tables if table is not None for part in table.parameters(recurse=False)}
+        unknown = {
+            name: value.detach()[sequences.vocabulary - first :].clone()
+            for name, value in network.named_parameters(remove_duplicate=False)
+            if id(value) in own
+        }
+        OwnTokens(rows, known, first, unknown).hold(network)
         values = [[part[rows].clone() for part in _rows(table)] for table in tables]
         with _quiet():
             network.resize_token_embeddings(sequences.vocabulary, mean_resizing=False)

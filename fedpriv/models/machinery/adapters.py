@@ -1,6 +1,7 @@
 """Adapters on a frozen network: LoRA, and any configuration of the library peft, with the files that it saves."""
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,6 +41,8 @@ class OwnTokens:
     rows: Tensor  # what each row began as: nothing, beginning and end first, if numbers of tokens have moved
     count: int  # rows that were saved
     marks: int  # by how much numbers have moved
+    # what the tables, and adapters that are a start, have of tokens that the data lack, by the end of a tensor's name
+    unknown: dict[str, Tensor]
 
     def hold(self, network: nn.Module) -> None:
         """Have the network know this; so does what peft makes of it."""
@@ -68,6 +71,7 @@ def with_adapters(network: nn.Module, given: str | Table, classes: int, task: st
             _text_looked_up(network, config),
         ):
             adapted: nn.Module = peft.get_peft_model(network, _renumbered(config, _moved(network)))
+        _check_unknown(adapted, _adapters(peft, adapted))
         if tensors is not None:
             _load(peft, adapted, tensors, str(given))
         return adapted
@@ -94,7 +98,8 @@ def save_adapters(network: nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = _adapters(peft, adapted) | _statistics(adapted)
     for name, axis, marks in _token_axes(adapted, tensors):
-        tensors[name] = tensors[name].index_select(axis, _saved_rows(adapted, marks))
+        known = tensors[name].index_select(axis, _saved_rows(adapted, marks))
+        tensors[name] = torch.cat([known, _unknown_rows(adapted, name, known, axis)], axis)
     save_file({name: value.clone().contiguous() for name, value in tensors.items()}, folder / _WEIGHTS)  # none shared
     config = _renumbered(adapted.peft_config[adapted.active_adapter], -_moved(adapted))
     for key, value in vars(config).items():
@@ -119,6 +124,8 @@ def _load(peft: Any, adapted: nn.Module, tensors: dict[str, Tensor], folder: str
     for name, axis, _ in _token_axes(adapted, wanted):
         own: OwnTokens = getattr(adapted, _OWN)
         if name in tensors and tensors[name].ndim == wanted[name].ndim and tensors[name].shape[axis] == own.count:
+            lacking = torch.arange(len(own.rows) - own.marks, own.count)
+            own.unknown[name] = tensors[name].index_select(axis, lacking)
             tensors[name] = tensors[name].index_select(axis, own.rows)
     wanted |= {name: value for name, value in _statistics(adapted).items() if name in tensors}
     if reason := _misfit(wanted, tensors):
@@ -162,7 +169,7 @@ def _text_looked_up(network: Any, config: Any) -> AbstractContextManager[None]:
 def _token_axes(adapted: Any, tensors: dict[str, Tensor]) -> Iterator[tuple[str, int, tuple[int, int]]]:
     """Yield an adapter's tensors with numbers for each token: name, axis, and marks by their weight, the last wins."""
     own, network = getattr(adapted, _OWN, None), adapted.get_base_model()
-    if own is None or len(own.rows) != own.count + own.marks:  # numbers of further tokens are not known
+    if own is None:
         return
     for table, marks in (
         (network.get_input_embeddings(), (END, START)),
@@ -180,9 +187,31 @@ def _saved_rows(adapted: Any, marks: tuple[int, int]) -> Tensor:
     chosen = torch.arange(own.marks, len(own.rows))
     config = adapted.get_base_model().config
     for mark in marks:
-        if getattr(config, {START: "bos_token_id", END: "eos_token_id"}[mark]) is not None:
+        given = getattr(config, {START: "bos_token_id", END: "eos_token_id"}[mark])
+        if given is not None and own.rows[mark] < len(chosen):
             chosen[own.rows[mark]] = mark
     return chosen
+
+
+def _unknown_rows(adapted: Any, name: str, known: Tensor, axis: int) -> Tensor:
+    """What an adapter has of tokens that the data lack: what it began with; of LoRA's new factors that is zero."""
+    own: OwnTokens = getattr(adapted, _OWN)
+    for ending, rows in reversed(own.unknown.items()):
+        if name.endswith(ending):
+            return rows.to(known)
+    shape = [*known.shape]
+    shape[axis] = own.count - shape[axis]
+    return known.new_zeros(shape)
+
+
+def _check_unknown(adapted: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Refuse adapters of which nobody can tell what they are to have of tokens that the data lack."""
+    for name, _, _ in _token_axes(adapted, tensors):
+        own: OwnTokens = getattr(adapted, _OWN)
+        lacking = own.count + own.marks - len(own.rows)
+        if lacking and not re.search(r"\.lora_(embedding_)?[AB]\b", name) and not name.endswith((*own.unknown,)):
+            allowed = f"{name} has a number for each token, and the tokenizer lacks {lacking} of the network's"
+            raise InputError(key=_KEY, given=name.rpartition(".")[2], allowed=allowed)
 
 
 def _adapters(peft: Any, adapted: nn.Module) -> dict[str, Tensor]:
