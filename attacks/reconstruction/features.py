@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, plain_gradients, twice_differentiable
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
+from fedpriv.attacks.reconstruction.first_layer.closed_form import find_patch_table
 from fedpriv.attacks.reconstruction.labels import find_output_layer, read_labels
 from fedpriv.attacks.reconstruction.lbfgs import minimise
 from fedpriv.attacks.reconstruction.matching import opponent_variation
@@ -351,7 +352,10 @@ NO_TAPE = "features need a last layer that can be followed: a torch.nn.Linear th
 
 def read_feature_starts(scene: Scene, victims: Sequence[Victim], iterations: int = ITERATIONS) -> list[Start]:
     """Return each victim's images and labels."""
-    return [_invert(scene, victim, read_features(scene, victim), iterations) for victim in victims]
+    return [
+        _from_positions(scene, victim, iterations) or _invert(scene, victim, read_features(scene, victim), iterations)
+        for victim in victims
+    ]
 
 
 def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -> Start:
@@ -399,10 +403,10 @@ def _coarse(scene: Scene, begin: Tensor, distances: Distances, iterations: int, 
     return images_at(minimise(evaluate, begin.flatten(1), iterations).points)
 
 
-def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: int) -> Tensor:
+def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: int, rate: float = RATE) -> Tensor:
     """Go on from images (B, C, H, W), by signed Adam."""
     images = start.clone()
-    adam = torch.optim.Adam([images], lr=RATE, betas=MOMENTS)
+    adam = torch.optim.Adam([images], lr=rate, betas=MOMENTS)
     # Photographs look the same at all scales: in a larger one neighbours are more alike.
     most, least = (weight * (scene.shape[1] / SIDE) ** ALIKE for weight in VARIATION)
     for step in range(iterations):
@@ -412,10 +416,66 @@ def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: in
             smooth = max(least, most * left**2) * opponent_variation(leaf[:, None])
             (gradient,) = torch.autograd.grad((distances(leaf, slice(None)) + smooth).sum(), leaf)
         images.grad = gradient.sign()
-        adam.param_groups[0]["lr"] = RATE * (1 - math.cos(math.pi * left)) / 2
+        adam.param_groups[0]["lr"] = rate * (1 - math.cos(math.pi * left)) / 2
         adam.step()
         images.copy_(scene.box(images))
     return images
+
+
+# A batch whose patches have a table of positions, as in vision transformers.
+#
+# The gradient of the table holds each patch's error, summed over the images alone. These errors are nearly the same for
+# all patches, and what little differs tells the patches: it is compared on a scale of its own, or it would count for
+# nothing. Kernels and vectors tell what patches have in common; large matrices would double the time of a step.
+
+
+POSITION_RATE = 0.1  # of signed Adam
+COMMON = 4  # weight of all else next to the differences between patches
+ASUNDER = 0.01  # deviation of the pixels at the start, or images of one label would stay the same
+
+
+def _from_positions(scene: Scene, victim: Victim, iterations: int) -> Start | None:
+    """Images and labels; ``None``: there is no such table, or more than one exact gradient."""
+    found = find_patch_table(scene, victim)
+    exact = victim.model.training is None and not max(victim.noise.variances, default=0.0)
+    if found is None or not exact or victim.pool or not victim.one_scale:
+        return None
+    (labels,) = read_labels(scene, [victim])
+    if labels is None:
+        raise AttackRefused(UNKNOWN)
+    one_hot = F.one_hot(labels, scene.classes).to(scene.mean)
+    fixed = {name: value.detach() for name, value in victim.parameters.items()}
+    compared = {
+        name: fixed[name]
+        for name, value in victim.gradient.items()
+        if name in (found.table, found.kernels) or value.ndim == 1
+    }
+
+    def parts(gradient: Vector) -> list[Tensor]:
+        """The differences between patches, then all else."""
+        table = gradient[found.table][0]
+        mean = table[-found.count :].mean(dim=0)
+        others = [value for name, value in gradient.items() if name != found.table]
+        return [table[-found.count :] - mean, mean, table[: -found.count], *others]
+
+    seen = parts({name: victim.gradient[name] for name in compared})
+    sizes = [float(part.square().sum().clamp(min=1e-30)) for part in seen]
+
+    def distances(images: Tensor, index: Tensor | slice) -> Tensor:
+        with twice_differentiable():
+            made = parts(
+                plain_gradients(
+                    lambda leaves, *batch: scene.network.loss(fixed | leaves, *batch), compared, images, one_hot
+                )
+            )
+        differs, *common = (
+            (one - other).square().sum() / size for one, other, size in zip(made, seen, sizes, strict=True)
+        )
+        total: Tensor = differs + COMMON * torch.stack(common).mean()
+        return (total / len(images)).expand(len(images))
+
+    begin = ASUNDER * torch.randn(len(labels), *scene.shape, generator=torch.Generator().manual_seed(SEED))
+    return Start(_sharpened(scene, begin.to(scene.mean), distances, iterations, POSITION_RATE), labels)
 
 
 class _Reached(Exception):

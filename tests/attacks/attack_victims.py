@@ -94,6 +94,22 @@ def errors(images: Sequence[Tensor], truth: Tensor) -> Tensor:
     return (torch.stack(list(images)) - truth).square().flatten(1).mean(dim=1)
 
 
+class Patches(nn.Module):
+    """A small vision transformer: kernels of patches, a table of positions, attention, a last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.patches, self.positions = nn.Conv2d(1, 32, 2, 2), nn.Parameter(torch.randn(1, 17, 32))
+        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        made = self.patches(images).flatten(2).mT
+        made = torch.cat([made.new_zeros(len(made), 1, 32), made], dim=1) + self.positions
+        return self.output(self.block(made).mean(dim=1))
+
+
 class OwnHead(nn.Module):
     """An own network without a Linear layer at its end: matrix and offset are bare parameters, registered first."""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from attack_victims import Biasless, digits, mlp, normalise, observe
+from attack_victims import Biasless, Patches, digits, mlp, normalise, observe
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -14,9 +14,9 @@ from fedpriv.attacks.methods.iga_fast import IgaFastSettings
 from fedpriv.attacks.methods.iga_modern import IgaModernSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.features import Features, read_features
+from fedpriv.attacks.reconstruction.features import Features, read_feature_starts, read_features
 from fedpriv.attacks.reconstruction.scene import Scene
-from fedpriv.attacks.reconstruction.upload_model import prepare_victims
+from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.models.convnet import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 
@@ -27,13 +27,16 @@ def convnet() -> nn.Module:
     return build_model(ConvnetSettings(), (1, 8, 8), 10, 1)
 
 
-def read(model: nn.Module, rows: list[int], **changes: Any) -> Features:
+def prepared(model: nn.Module, rows: list[int], **changes: Any) -> tuple[Scene, Victim]:
     images, labels = digits()
     heard = observe(model, images[rows], labels[rows], **changes)
     network = Network(model)
     (victim,) = prepare_victims([heard], network.names, network.device)
-    scene = Scene.of(network, heard.settings, torch.float32, images[800:])
-    return read_features(scene, victim)
+    return Scene.of(network, heard.settings, torch.float32, images[800:]), victim
+
+
+def read(model: nn.Module, rows: list[int], **changes: Any) -> Features:
+    return read_features(*prepared(model, rows, **changes))
 
 
 def own_features(model: nn.Module, images: Tensor) -> Tensor:
@@ -45,7 +48,7 @@ def own_features(model: nn.Module, images: Tensor) -> Tensor:
     return kept[0].double()
 
 
-@pytest.mark.parametrize("rows", [DISTINCT, [5, 6, 7, 8, 9, 0, 1, 2], [0, 10, 3]])
+@pytest.mark.parametrize("rows", [[5, 6, 7, 8, 9, 0, 1, 2], [0, 10, 3]])
 def test_features_and_labels_are_the_networks_own(rows: list[int]) -> None:
     """Distinct labels, nearly as many examples as classes, and two examples of one class (rows 0 and 10)."""
     model = convnet()
@@ -81,6 +84,19 @@ def test_images_are_found_one_by_one(config: Any) -> None:
     guess = (images[800:].mean(dim=0) - images[DISTINCT]).square().mean()
     assert float(apart[mine, theirs].mean()) < float(guess) / 5
     assert found.labels.tolist() == labels[DISTINCT][theirs].tolist()
+
+
+def test_a_batch_of_a_vision_transformer_is_found_by_its_table_of_positions() -> None:
+    """The last layer's features tell what an image is made of, not where: with them it was worse than the guess."""
+    images, labels = digits()
+    rows = [0, 1]
+    scene, victim = prepared(Patches(), rows)
+    (found,) = read_feature_starts(scene, [victim], 60)
+    apart = torch.cdist(scene.to_unit_scale(found.images).flatten(1), images[rows].flatten(1)).square() / 64
+    mine, theirs = linear_sum_assignment(apart.numpy())
+    guess = (images[800:].mean(dim=0) - images[rows]).square().mean()
+    assert float(apart[mine, theirs].mean()) < float(guess) * 0.6
+    assert found.labels is not None and found.labels.tolist() == labels[rows][theirs].tolist()
 
 
 def test_what_cannot_be_told_apart_is_refused() -> None:

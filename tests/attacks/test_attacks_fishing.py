@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attack_victims import digits, lenet, mlp, normalise, observe
+from attack_victims import Patches, digits, lenet, mlp, normalise, observe
 from torch import Tensor, nn
 
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
@@ -95,22 +95,6 @@ def test_rows_of_two_classes_are_read_by_bins() -> None:
     assert sorted(errors.indices.tolist()) == list(range(len(alone)))
     assert float(errors.values.max()) < 1e-3
     assert f"{len(alone)} of 24 records stand apart in their bin, proven by the count" in found.note
-
-
-class Patches(nn.Module):
-    """A small vision transformer: kernels of patches, a table of positions, attention, a last layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.patches, self.positions = nn.Conv2d(1, 32, 2, 2), nn.Parameter(torch.randn(1, 17, 32))
-        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-        self.output = nn.Linear(32, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        made = self.patches(images).flatten(2).mT
-        made = torch.cat([made.new_zeros(len(made), 1, 32), made], dim=1) + self.positions
-        return self.output(self.block(made).mean(dim=1))
 
 
 @pytest.mark.parametrize("bound", ["small", "loose"])

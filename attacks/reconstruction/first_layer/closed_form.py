@@ -333,31 +333,49 @@ class Patched:
     error: float  # what that and rounding can change of it, on the scale of the network's input
 
 
-def read_patches(scene: Scene, victim: Victim) -> Patched | None:
-    """The image from the gradients of a table of positions and of the patches' kernels; ``None``: there are none."""
+@dataclass(frozen=True)
+class PatchTable:
+    """Where a network takes images apart into patches and adds a table of positions to them."""
+
+    kernels: str  # the name of the convolution's weight
+    table: str  # (1, positions, channels); the last positions are the patches
+    size: tuple[int, int]  # of a patch
+    count: int  # patches
+
+
+def find_patch_table(scene: Scene, victim: Victim) -> PatchTable | None:
+    """The patches and their table, if a client uploads the gradients of both; ``None``: there are none."""
     _, height, width = scene.shape
     for name, layer in scene.network.model.named_modules():
         weight = victim.gradient.get(f"{name}.weight")
         if not isinstance(layer, nn.Conv2d) or weight is None or layer.kernel_size != layer.stride:
             continue
         size = (int(layer.kernel_size[0]), int(layer.kernel_size[1]))
-        count, wide = (height // size[0]) * (width // size[1]), len(weight)
+        count = (height // size[0]) * (width // size[1])
         tables = [
-            value.double()[0]
-            for value in victim.gradient.values()
-            if value.ndim == 3 and len(value) == 1 and value.shape[1] >= count and value.shape[2] == wide
+            table
+            for table, value in victim.gradient.items()
+            if value.ndim == 3 and len(value) == 1 and value.shape[1] >= count and value.shape[2] == len(weight)
         ]
-        if len(tables) != 1 or count >= wide or weight[0].numel() * count != scene.pixels:
-            continue
-        errors, products = tables[0][-count:].mT, weight.double().flatten(1)
-        patches = torch.linalg.lstsq(errors, products).solution
-        least, largest = torch.linalg.svdvals(errors)[[-1, 0]].tolist()
-        missing = float((errors @ patches - products).square().mean().sqrt())
-        rounded = ROUNDING * largest * float(patches.square().mean().sqrt())
-        image = nn.functional.fold(patches.mT, (height, width), size, stride=size).to(scene.mean)
-        misfit = missing / max(float(products.square().mean().sqrt()), 1e-300)
-        return Patched(image, misfit, (missing * wide**0.5 + rounded) / max(least, 1e-300))
+        if len(tables) == 1 and weight[0].numel() * count == scene.pixels:
+            return PatchTable(f"{name}.weight", tables[0], size, count)
     return None
+
+
+def read_patches(scene: Scene, victim: Victim) -> Patched | None:
+    """The image from the gradients of a table of positions and of the patches' kernels; ``None``: there are none."""
+    found = find_patch_table(scene, victim)
+    if found is None or found.count >= victim.gradient[found.table].shape[2]:
+        return None
+    errors = victim.gradient[found.table].double()[0, -found.count :].mT
+    products = victim.gradient[found.kernels].double().flatten(1)
+    patches = torch.linalg.lstsq(errors, products).solution
+    least, largest = torch.linalg.svdvals(errors)[[-1, 0]].tolist()
+    missing = float((errors @ patches - products).square().mean().sqrt())
+    rounded = ROUNDING * largest * float(patches.square().mean().sqrt())
+    image = nn.functional.fold(patches.mT, scene.shape[1:], found.size, stride=found.size).to(scene.mean)
+    misfit = missing / max(float(products.square().mean().sqrt()), 1e-300)
+    return Patched(image, misfit, (missing * len(products) ** 0.5 + rounded) / max(least, 1e-300))
 
 
 def _without_layer(scene: Scene, victim: Victim) -> str:
