@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -222,24 +222,16 @@ def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
 @lru_cache(maxsize=4)
 def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Dataset:
     """``digest``: of the files, by which a replaced one is told from the one before."""
-    source = DATASETS[name]
-    read_now = False
-
-    def read() -> Arrays:
-        nonlocal read_now
-        read_now = True
-        return source.read(place)[0]
-
-    if is_kept:
-        arrays, where = keeping(digest.decode(), read), place.path
-    else:
+    source, where = DATASETS[name], place.path
+    arrays = _kept(digest.decode()) if is_kept else None
+    if arrays is None:
         arrays, where = source.read(place)
-        read_now = True
-    files = source.files(place) if read_now else None
-    if files is not None:
-        now = _stamp(name, place, files) if is_kept else None
-        if (now.encode() if now else files_digest(files)) != digest:
+        files = source.files(place)
+        now = _stamp(name, place, files) if files is not None and is_kept else None
+        if files is not None and (now.encode() if now else files_digest(files)) != digest:
             raise InputError(f"{source.title}, {where}: was changed while it was read; start again")
+        if is_kept:
+            _keep(digest.decode(), arrays)
     said = f"{source.title}, {where}"
     x_train, x_test = _images(arrays.x_train), _images(arrays.x_test)
     channels = x_train.shape[1]
@@ -314,18 +306,20 @@ def stamp_of(files: Iterable[Path | str], settings: str) -> str | None:
     return digest.hexdigest() if time.time_ns() - newest > TICK else None
 
 
-def keeping(stamp: str, read: Callable[[], Arrays]) -> Arrays:
-    """Return what was kept under the stamp, or else what is read now, which is kept then."""
+def _kept(stamp: str) -> Arrays | None:
+    """What was kept under the stamp; ``None``: it is not there, or cut off."""
     path = _folder() / f"{stamp}.arrays"
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError):  # not there, or cut off: it is read again
-        with path.open("rb") as file:
-            found = _load(file)
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError), path.open("rb") as file:
+        found = _load(file)
         os.utime(path)
         return found
-    arrays = read()
-    with contextlib.suppress(OSError):  # a full or write-protected disk keeps nothing, and stops nobody
-        _keep(path, arrays)
-    return arrays
+    return None
+
+
+def _keep(stamp: str, arrays: Arrays) -> None:
+    """Write an entry; a full or write-protected disk keeps nothing, and stops nobody."""
+    with contextlib.suppress(OSError):
+        _write(_folder() / f"{stamp}.arrays", arrays)
 
 
 def _folder() -> Path:
@@ -333,7 +327,7 @@ def _folder() -> Path:
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
 
 
-def _keep(path: Path, arrays: Arrays) -> None:
+def _write(path: Path, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_suffix(f".{uuid4().hex}.part")
     try:

@@ -189,6 +189,8 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
             allowed = "expected one 1 in each row, and 0 elsewhere: an example has one label, such as one column"
             raise InputError(f"{what}: row {odd[0] + 1:,} is {cut(row)}; {allowed}")
         values = values.argmax(1)
+    if values.dtype == bool:
+        return values.astype(np.uint8)
     texts = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
     if texts.dtype.kind == "U" and (texts == "").any():
         raise InputError(f"{what}: row {int((texts == '').argmax()) + 1:,} is an empty text; each example has a label")

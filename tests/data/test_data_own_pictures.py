@@ -435,11 +435,12 @@ def test_arrays_as_people_save_them(tmp_path: Path, images_: str, labels_: str) 
 
 
 def test_signals_are_pictures_of_one_row(tmp_path: Path) -> None:
-    x, y = pixels(8, 20), np.arange(8) % 2
+    x, y = pixels(8, 20), np.arange(8) % 3 == 0
     np.savez(tmp_path / "a.npz", x_train=x[:6], y_train=y[:6], x_test=x[6:] / 255, y_test=y[6:])
     dataset = loaded("npz", tmp_path / "a.npz")
     assert dataset.shape == (1, 1, 20) and dataset.kind == "signal"
     np.testing.assert_array_equal(torch.cat([dataset.x_train, dataset.x_test]).flatten(1), x)
+    assert torch.cat([dataset.y_train, dataset.y_test]).tolist() == y.tolist()
 
 
 def test_an_array_of_another_name_says_whose_an_example_is(tmp_path: Path) -> None:
