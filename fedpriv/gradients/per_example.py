@@ -143,13 +143,24 @@ def _trained_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> d
 def versions(modules: Mapping[str, nn.Module]) -> list[tuple[int, int]]:
     """Of all parameters and buffers of modules: which tensor it is, and how often it was changed in place."""
     held = [values for layer in modules.values() for values in (layer._parameters, layer._buffers) if values]
-    return [(id(value), value._version) for values in held for value in values.values() if value is not None]
+    aside = _put_aside(modules)
+    tensors = [value for values in held for value in values.values() if value is not None]
+    return [(id(value), 0 if id(value) in aside else value._version) for value in tensors]
+
+
+def _put_aside(modules: Mapping[str, nn.Module]) -> set[int]:
+    """Frozen parameters that peft's adapters of experts take out of their layer while it runs and put back last.
+
+    torch counts that as a change: it sets them to themselves.
+    """
+    wrappers: list[Any] = [layer for layer in modules.values() if type(layer).__name__ == "ParamWrapper"]
+    return {id(layer.get_param()) for layer in wrappers if not layer.get_param().requires_grad}
 
 
 def refuse_changes(modules: Mapping[str, nn.Module], before: Sequence[tuple[int, int]]) -> None:
     """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
     now = versions(modules)
-    if now == before:
+    if now == before or (sorted(now) == sorted(before) and _put_aside(modules)):
         return
     names = [
         f"{prefix}.{name}".removeprefix(".")

@@ -14,10 +14,13 @@ from typing_extensions import override
 
 from fedpriv.core.config.experiment import describe
 from fedpriv.core.errors import InputError
+from fedpriv.core.federated import example_losses
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.runs import RunFolder
+from fedpriv.gradients import per_example_gradients
 from fedpriv.gradients.calls import coupled_layers
+from fedpriv.gradients.mixing import refuse_mixed_examples
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import SequenceShape
@@ -332,6 +335,26 @@ def test_saved_adapters_have_the_numbers_of_the_tokenizer(
     assert torch.allclose(there[..., 2], here[..., 2], atol=1e-5)  # the end of a text has been trained as 2
     again = built(name, pairs, peft=str(tmp_path / "adapter"))
     assert torch.allclose(again.eval()(x + 3)[..., 6:], here[..., 6:], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed (fedpriv[zoo])")
+def test_adapters_of_experts_have_gradients_of_single_examples() -> None:
+    """peft puts the experts' weights aside while they run, and back behind the others; autograd, one text at a time."""
+    keys = {"peft_type": "LORA", "r": 2, "target_modules": [], "target_parameters": ["mlp.experts.gate_up_proj"]}
+    config = {**SMALL, "num_hidden_layers": 1, "num_key_value_heads": 1, "num_local_experts": 3}
+    network, x = built("transformers:mixtral", NEXT, config=config, peft=keys), examples(NEXT)
+    for value in network.parameters():
+        value.data += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1))
+    labels, trained = x.roll(-1, dims=1), {n: value for n, value in network.named_parameters() if value.requires_grad}
+    refuse_mixed_examples(network, example_losses, x, labels)
+    found = per_example_gradients(network, example_losses, x, labels)
+    for row in range(len(x)):
+        loss = example_losses(network(x[row : row + 1]), labels[row : row + 1]).sum()
+        alone = torch.autograd.grad(loss, list(trained.values()))
+        ours = found.combine(torch.eye(len(x))[row])
+        assert all(torch.allclose(ours[n], one, atol=1e-6) for n, one in zip(trained, alone, strict=True))
+        assert any(bool(one.any()) for one in alone)
 
 
 @pytest.mark.slow
