@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -362,11 +363,17 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
     """Watch the network that has arrays of these names and shapes, and every optimiser."""
     seen = Seen(shapes, for_tap)
 
+    def entered(module: nn.Module, _: Any) -> None:
+        if not is_compiling():
+            seen.enter(_uncompiled(module))
+
     def left(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any = None) -> None:
-        seen.leave(module, {**{str(place): value for place, value in enumerate(inputs)}, **named}, output)
+        if not is_compiling():
+            given = {**{str(place): value for place, value in enumerate(inputs)}, **named}
+            seen.leave(_uncompiled(module), given, output)
 
     hooks = (
-        register_module_forward_pre_hook(lambda module, _: seen.enter(module)),
+        register_module_forward_pre_hook(entered),
         register_module_forward_hook(left, with_kwargs=True, always_call=True),
         register_optimizer_step_post_hook(lambda optimizer, *_: seen.step(optimizer)),
     )
@@ -381,6 +388,12 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
         _SEEN.reset(token)
         for hook in hooks:
             hook.remove()
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """The network inside what ``torch.compile`` has returned; what that traces cannot be watched, nor need it be."""
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def _heard_loss(seen: Seen, name: str, output: Any, target: Any, *rest: Any) -> None:
@@ -407,7 +420,8 @@ def _overheard(owner: Any, name: str, told: Callable[..., None]) -> Iterator[Non
     function = getattr(owner, name)
 
     def overheard(*given: Any, **named: Any) -> Any:
-        told(*given, *named.values())
+        if not is_compiling():
+            told(*given, *named.values())
         return function(*given, **named)
 
     with replaced(owner, name, overheard):

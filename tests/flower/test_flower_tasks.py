@@ -181,6 +181,12 @@ def test_the_task_is_seen_and_repeated(home: Path, network: str, loss: Loss, tas
     assert not any("not attacked" in text or "shows nothing" in text for text in summary.verdict)
 
 
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_compiled_network_is_watched_as_any_other(home: Path) -> None:
+    exchange, summary = told(home, "Rows", lambda net: classes(torch.compile(net, backend="eager")))
+    assert (exchange.task, summary.attacks[0].victims) == ("classes", 2)
+
+
 def changed(net: nn.Module) -> None:
     with torch.no_grad():
         net.out.weight += 0.05
