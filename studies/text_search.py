@@ -36,7 +36,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.records.attacks import SentenceResult, sentence_result
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World, build_world
-from fedpriv.data.texts import text_root
+from fedpriv.data.source import data_folder
 from studies.arguments import StudyParser, whole
 from studies.leakage import mechanism_of
 from studies.uploads import FIRST, heard
@@ -161,7 +161,7 @@ def _experiment(options: argparse.Namespace, noise: str, file: Path) -> Experime
 
 def _write(file: Path, sentences: int) -> None:
     """The first training sentences that fill all tokens, each once, and all test sentences."""
-    path = text_root("") / "sst2.csv.gz"
+    path = data_folder("") / "sst2.csv.gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as source:
             rows = list(csv.DictReader(source))

@@ -32,7 +32,7 @@ from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Groups
 from fedpriv.data.files import Arrays, Keys
-from fedpriv.data.source import DatasetStatus, Place, home
+from fedpriv.data.source import DatasetStatus, Place, data_folder
 from fedpriv.data.tokenizers import TextFacts
 from fedpriv.models.machinery.settings import SequenceShape
 
@@ -208,11 +208,6 @@ def list_datasets(root: str) -> tuple[DatasetStatus, ...]:
     """Say which of the named data sets lie in :func:`data_folder`, without any download."""
     place = Place("", data_folder(root), False, DataConfig().memory)
     return tuple(status for source in DATASETS.values() if (status := source.status(place)) is not None)
-
-
-def data_folder(root: str) -> Path:
-    """Return where named data sets lie: ``root``, or $FEDPRIV_DATA, or ./data."""
-    return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 
 def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:

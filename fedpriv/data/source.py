@@ -1,5 +1,6 @@
 """The base of all data sets: where they come from and what they declare; they are named early, so import lazily."""
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -40,6 +41,11 @@ def home(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def data_folder(root: str) -> Path:
+    """Return where named data sets lie: ``root``, or $FEDPRIV_DATA, or ./data."""
+    return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 
 TRAIN, TEST = ("train", "training"), ("test", "testing", "val", "valid", "validation", "dev")

@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import math
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import suggestion
 from fedpriv.data.files import Arrays, Keys, check_memory
-from fedpriv.data.source import Place, SingleFile, home, named_parts
+from fedpriv.data.source import Place, SingleFile, named_parts
 from fedpriv.data.tokenizers import TextFacts, Tokenizer, labelled, next_tokens, open_tokenizer, tokenizer_files
 
 if TYPE_CHECKING:
@@ -56,11 +55,6 @@ class Row(NamedTuple):
     key: str | None = None
     split: str | None = None
     prompt: str | None = None
-
-
-def text_root(root: str) -> Path:
-    """Return the folder of the data sets: ``root``, or $FEDPRIV_DATA, or ./data."""
-    return home(root or os.environ.get("FEDPRIV_DATA") or "data")
 
 
 def csv_wanted(columns: TextColumns, labels: Iterable[str], splits: Sequence[str] = ()) -> str:

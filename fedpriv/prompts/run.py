@@ -16,7 +16,7 @@ from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.records import Guarantee, Interval, Ledger, LedgerLine
 from fedpriv.core.threads import cpu_threads
-from fedpriv.data.texts import text_root
+from fedpriv.data.source import data_folder
 from fedpriv.mechanisms.machinery.whole_numbers import least_survivors
 from fedpriv.prompts.classify import Classifier, VoteNoise, answers, noise_of, together
 from fedpriv.prompts.folder import PromptFolder, PromptVotes
@@ -93,7 +93,7 @@ def _bench(settings: Prompting, texts: PromptTexts, secret: Secret) -> _Bench:
         raise settings.wrong("icl.queries", f"{texts.source} has {len(texts.questions)} test texts")
     # Anyone who asks more questions asks these first.
     chosen = numpy_stream(settings.seed, "icl-questions").permutation(len(texts.questions))[:wanted]
-    language = open_language(settings.model, text_root(settings.data.root))
+    language = open_language(settings.model, data_folder(settings.data.root))
     # Says now whether the model can tell the labels apart, and whether it can be asked.
     language.check(Wording(texts, 1).candidates)
     language.next_token(["Label:"], Wording(texts, 1).candidates)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.source import home
-from fedpriv.data.texts import SPLITS, Corpus, Row, TextColumns, check_splits, csv_wanted, read_texts, text_root
+from fedpriv.data.source import data_folder, home
+from fedpriv.data.texts import SPLITS, Corpus, Row, TextColumns, check_splits, csv_wanted, read_texts
 from fedpriv.prompts.settings import TextConfig
 
 _TEST_SHARE = 0.2  # of files without a column "split"
@@ -55,7 +55,7 @@ def load_texts(config: TextConfig, seed: int) -> PromptTexts:
     are private depends on no text, so neighbours have as many.
     """
     known: type[Corpus] | None = None if config.name == "csv" else DATASETS[config.name]
-    path = home(config.path) if known is None else text_root(config.root) / known.file
+    path = home(config.path) if known is None else data_folder(config.root) / known.file
     columns = TextColumns(config.text, config.label) if known is None else known.columns
     labels = None if known is None else dict(known.labels)
     if known is not None and not path.is_file():

@@ -60,7 +60,8 @@ def data(
 
 
 def _list(root: str, as_json: bool) -> None:
-    from fedpriv.data.datasets import data_folder, list_datasets
+    from fedpriv.data.datasets import list_datasets
+    from fedpriv.data.source import data_folder
 
     statuses = list_datasets(root)
     if as_json:
