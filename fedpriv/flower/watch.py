@@ -364,12 +364,13 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
     seen = Seen(shapes, for_tap)
 
     def entered(module: nn.Module, _: Any) -> None:
-        if not is_compiling():
+        if not _is_traced():
             seen.enter(_uncompiled(module))
 
-    def left(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], output: Any = None) -> None:
-        if not is_compiling():
-            given = {**{str(place): value for place, value in enumerate(inputs)}, **named}
+    # Where forward raises, PyTorch gives no keywords.
+    def left(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any] | None, output: Any = None) -> None:
+        if not _is_traced():
+            given = {**{str(place): value for place, value in enumerate(inputs)}, **(named or {})}
             seen.leave(_uncompiled(module), given, output)
 
     hooks = (
@@ -390,8 +391,13 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
             hook.remove()
 
 
+def _is_traced() -> bool:
+    """Whether ``torch.compile`` or ``torch.jit`` run a network to read its code."""
+    return is_compiling() or torch.jit.is_tracing()
+
+
 def _uncompiled(module: nn.Module) -> nn.Module:
-    """The network inside what ``torch.compile`` has returned; what that traces cannot be watched, nor need it be."""
+    """The network inside what ``torch.compile`` has returned."""
     inner = getattr(module, "_orig_mod", module)
     return inner if isinstance(inner, nn.Module) else module
 
@@ -420,7 +426,7 @@ def _overheard(owner: Any, name: str, told: Callable[..., None]) -> Iterator[Non
     function = getattr(owner, name)
 
     def overheard(*given: Any, **named: Any) -> Any:
-        if not is_compiling():
+        if not _is_traced():
             told(*given, *named.values())
         return function(*given, **named)
 

@@ -181,6 +181,18 @@ def test_the_task_is_seen_and_repeated(home: Path, network: str, loss: Loss, tas
     assert not any("not attacked" in text or "shows nothing" in text for text in summary.verdict)
 
 
+def test_a_forward_that_raises_ends_nothing(home: Path) -> None:
+    """As each one does that activation checkpointing computes again."""
+
+    def after_an_error(net: nn.Module) -> Tensor:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            net(VALUES[:, :2])
+        return classes(net)
+
+    exchange, _ = told(home, "Rows", after_an_error)
+    assert (exchange.task, exchange.unattacked) == ("classes", "")
+
+
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_a_compiled_network_is_watched_as_any_other(home: Path) -> None:
     exchange, summary = told(home, "Rows", lambda net: classes(torch.compile(net, backend="eager")))
