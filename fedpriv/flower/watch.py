@@ -393,7 +393,7 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
 
 def _is_traced() -> bool:
     """Whether ``torch.compile`` or ``torch.jit`` run a network to read its code."""
-    return is_compiling() or torch.jit.is_tracing()
+    return is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
