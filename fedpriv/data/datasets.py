@@ -166,10 +166,22 @@ def load_dataset(config: DataConfig, seed: int) -> Dataset:
 
 
 def _stamp(name: str, place: Place, files: Iterable[Path | str] | None) -> str | None:
-    """What kept images of these files are found by; ``None``: none are kept."""
+    """What kept images of these files are found by; ``None``: a file has changed just now, or none are kept."""
     if files is None or not DATASETS[name].is_kept or place.text is not None or place.table is not None or place.owner:
         return None
-    return stamp_of(files, repr((name, place.key, place.label, place.size, place.test_share)))
+    if os.environ.get("FEDPRIV_CACHE") == "":
+        return None
+    settings = name, place.key, place.label, place.size, place.test_share
+    digest, newest = sha256(f"{_VERSION} {settings!r}".encode()), 0
+    for path in files:
+        try:
+            status = os.stat(path)  # noqa: PTH116 (of tens of thousands of files)
+        except OSError:  # whoever reads the file says what is wrong with it
+            return None
+        newest = max(newest, status.st_ctime_ns)
+        seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        digest.update(f"{path}\0{seen}\n".encode())
+    return digest.hexdigest() if time.time_ns() - newest > TICK else None
 
 
 def files_digest(files: Iterable[Path | str]) -> bytes:
@@ -285,22 +297,6 @@ _VERSION = 3  # of what entries hold, and of how pictures are read
 _MOST = 8  # entries; the ones that were used last stay
 
 
-def stamp_of(files: Iterable[Path | str], settings: str) -> str | None:
-    """Return what an entry is found by; ``None``: a file has changed just now, or nothing is kept."""
-    if os.environ.get("FEDPRIV_CACHE") == "":
-        return None
-    digest, newest = sha256(f"{_VERSION} {settings}".encode()), 0
-    for path in files:
-        try:
-            status = os.stat(path)  # noqa: PTH116 (of tens of thousands of files)
-        except OSError:  # whoever reads the file says what is wrong with it
-            return None
-        newest = max(newest, status.st_ctime_ns)
-        seen = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        digest.update(f"{path}\0{seen}\n".encode())
-    return digest.hexdigest() if time.time_ns() - newest > TICK else None
-
-
 def _kept(stamp: str) -> Arrays | None:
     """What was kept under the stamp; ``None``: it is not there, or cut off."""
     path = _folder() / f"{stamp}.arrays"
@@ -311,30 +307,27 @@ def _kept(stamp: str) -> Arrays | None:
     return None
 
 
-def _keep(stamp: str, arrays: Arrays) -> None:
-    """Write an entry; a full or write-protected disk keeps nothing, and stops nobody."""
-    with contextlib.suppress(OSError):
-        _write(_folder() / f"{stamp}.arrays", arrays)
-
-
 def _folder() -> Path:
     named = os.environ.get("FEDPRIV_CACHE")
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"
 
 
-def _write(path: Path, arrays: Arrays) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _keep(stamp: str, arrays: Arrays) -> None:
+    """Write an entry; a full or write-protected disk keeps nothing, and stops nobody."""
+    path = _folder() / f"{stamp}.arrays"
     part = path.with_suffix(f".{uuid4().hex}.part")
-    try:
-        part.touch(0o600, exist_ok=False)
-        with part.open("wb") as file:
-            _save(file, arrays)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    entries = sorted(path.parent.glob("*.arrays"), key=lambda entry: entry.stat().st_mtime)
-    for entry in entries[:-_MOST]:
-        entry.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            part.touch(0o600, exist_ok=False)
+            with part.open("wb") as file:
+                _save(file, arrays)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        entries = sorted(path.parent.glob("*.arrays"), key=lambda entry: entry.stat().st_mtime)
+        for entry in entries[:-_MOST]:
+            entry.unlink(missing_ok=True)
 
 
 def _save(file: IO[bytes], arrays: Arrays) -> None:
@@ -343,7 +336,8 @@ def _save(file: IO[bytes], arrays: Arrays) -> None:
     names["warnings"] = arrays.warnings
     file.write(json.dumps(names).encode() + b"\n")
     owners = () if keys is None else (keys.train, keys.test)
-    for values in (arrays.y_train, arrays.y_test, *owners, _plain(arrays.x_train), _plain(arrays.x_test)):
+    images = (x.transpose(0, 3, 1, 2) for x in (arrays.x_train, arrays.x_test))  # as they lie in memory
+    for values in (arrays.y_train, arrays.y_test, *owners, *images):
         np.save(file, values, allow_pickle=False)
 
 
@@ -355,8 +349,3 @@ def _load(file: IO[bytes]) -> Arrays:
     arrays = Arrays(images[0], y_train, images[1], y_test, tuple(names["class_names"]))
     arrays = replace(arrays, warnings=tuple(names["warnings"]))
     return replace(arrays, keys=Keys(owners[0], owners[1], tuple(names["key_names"]))) if owners else arrays
-
-
-def _plain(images: np.ndarray) -> np.ndarray:
-    """(N, C, H, W), as they lie in memory."""
-    return images.transpose(0, 3, 1, 2)

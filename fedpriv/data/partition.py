@@ -151,12 +151,8 @@ def _table(columns: dict[str, np.ndarray]) -> Any:
 
 
 _FLOWERS = "Partitioner"  # what the names of its classes end with
-_UNSUITED = (
-    "",
-    "idtosizefnc",
-    "verticaleven",
-    "verticalsize",
-)  # the base, one of a function, and those that cut columns
+# The base, one of a function, and those that cut columns.
+_UNSUITED = ("", "idtosizefnc", "verticaleven", "verticalsize")
 
 
 def _flower_partitioner(config: PartitionerConfig, clients: int, seed: int, *, has_keys: bool) -> "Partitioner":
