@@ -210,7 +210,6 @@ def test_a_long_attack_says_how_long_it_takes_and_in_a_log_how_far_it_is(
         (["run", "small.toml", "--set", "data.name=npz"], "data.path"),
         (["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=none.npz"], "none.npz"),
         (["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=cut.npz"], "cut.npz"),
-        (["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=labels.npz"], "labels.npz"),
         (
             ["run", "small.toml", "--set", "data.name=npz", "--set", "data.path=large.npz", "--set", "data.memory=1"],
             "large.npz: reading it takes 3 MiB of memory, data.memory = 1 allows 1; --set data.memory=3 reads it",
@@ -241,7 +240,6 @@ def test_bad_input_is_one_line_and_exit_code_2(here: Path, arguments: list[str],
     (here / "full" / "note.txt").write_text("mine")
     save_npz(here / "good.npz")
     (here / "cut.npz").write_bytes((here / "good.npz").read_bytes()[:700])
-    save_npz(here / "labels.npz", y_train=np.arange(30) - 5)
     save_npz(here / "large.npz", x_train=np.zeros((30, 200, 200), np.uint8), x_test=np.zeros((9, 200, 200), np.uint8))
     raw = here / "cut" / "MNIST" / "raw"
     raw.mkdir(parents=True)
