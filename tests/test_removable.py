@@ -37,6 +37,7 @@ for folder in folders:
         from fedpriv.core.cli import main
         run("--help")
         run("config", "schema")
+        run("account", "votes", "--sigma", "40", "--answers", "9")
         run("config", "check", "configs/quickstart.toml")
         run("run", "configs/quickstart.toml", "--quiet", "--out", f"../without/{folder}", KEYS)
         done = subprocess.run([linter, "--no-cache"], env={**os.environ, "PYTHONPATH": tree}, stdout=sys.stderr)

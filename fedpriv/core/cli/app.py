@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fedpriv.core.cli import importing
-from fedpriv.core.cli.account import account_app
+from fedpriv.core.cli.account import account_app, votes
 from fedpriv.core.cli.data import data
 from fedpriv.core.cli.doctor import doctor
 from fedpriv.core.cli.init import init
@@ -206,6 +206,7 @@ _FRAME = (
         group="config",
     ),
     Verb("account", account_app, place=30),
+    votes.VERB,
 )
 
 

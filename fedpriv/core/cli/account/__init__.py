@@ -1,4 +1,4 @@
-"""The commands ``fedpriv account MECHANISM`` and ``compare``; capabilities add theirs."""
+"""The commands ``fedpriv account MECHANISM``, ``compare`` and ``votes``; capabilities add theirs."""
 
 from fedpriv.core.cli.account.commands import account_app
 

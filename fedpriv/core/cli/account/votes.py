@@ -9,7 +9,7 @@ from fedpriv.core.cli.terminal import Json, out, print_json
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
-    from fedpriv.algorithms.pate.poll_cost import PollAnswer
+    from fedpriv.core.cli.account.poll_cost import PollAnswer
 
 
 def votes(
@@ -37,7 +37,7 @@ def votes(
 ) -> None:
     """Compute the guarantee of noisy votes (PATE, prompts), or how many answers a target allows."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
-    from fedpriv.algorithms.pate.poll_cost import PollOptions, answered_poll
+    from fedpriv.core.cli.account.poll_cost import PollOptions, answered_poll
 
     poll = PollOptions(
         sigma, threshold_sigma, scale, answers, asked, target_epsilon, votes_per_client, delta, sampling_rate
@@ -75,16 +75,14 @@ def _print(answer: "PollAnswer") -> None:
     print_grounds(setting, [answer.theorem], answer.notes)
 
 
-VERBS = (
-    Verb(
-        "votes",
-        votes,
-        place=40,
-        group="account",
-        epilog="Examples:\n\n  fedpriv account votes --sigma 40 --answers 286\n\n"
-        "  fedpriv account votes --sigma 40 --threshold-sigma 150 --asked 640 --answers 286\n\n"
-        "  fedpriv account votes --sigma 40 --target-epsilon 3\n\n"
-        "  fedpriv account votes --answers 100 --target-epsilon 1\n\n"
-        "  fedpriv account votes --answers 500 --target-epsilon 1 --sampling-rate 0.0073368 --delta 1e-4",
-    ),
+VERB = Verb(
+    "votes",
+    votes,
+    place=40,
+    group="account",
+    epilog="Examples:\n\n  fedpriv account votes --sigma 40 --answers 286\n\n"
+    "  fedpriv account votes --sigma 40 --threshold-sigma 150 --asked 640 --answers 286\n\n"
+    "  fedpriv account votes --sigma 40 --target-epsilon 3\n\n"
+    "  fedpriv account votes --answers 100 --target-epsilon 1\n\n"
+    "  fedpriv account votes --answers 500 --target-epsilon 1 --sampling-rate 0.0073368 --delta 1e-4",
 )
