@@ -129,7 +129,7 @@ MUTANTS = (
         "fedpriv/mechanisms/machinery/whole_numbers.py",
         "share = sigma / math.sqrt(least_survivors(clients))",
         "share = sigma / math.sqrt(clients)",
-        "tests/algorithms/pate/test_pate.py",
+        "tests/mechanisms/test_mechanisms_quantisation.py",
     ),
     Mutant(
         "a budget allows one participation too many",

@@ -99,6 +99,13 @@ class Check:
     mute: Callable[[Patch], None] | None
 
 
+def without_noise_on_counts(patch: Patch) -> None:
+    for kind in ("NoisyMax", "ConfidentMax", "LaplaceMax"):
+        patch.setattr(
+            f"fedpriv.accounting.aggregators.{kind}.decide", lambda own, counts, generator: int(np.argmax(counts))
+        )
+
+
 # ---- rounds: what clients send, and what the server sends on --------------------------------------------------------
 
 
@@ -484,13 +491,6 @@ def votes(aggregator: str) -> Callable[[Path, Patch], None]:
     return play
 
 
-def without_noise_on_votes(patch: Patch) -> None:
-    for kind in ("NoisyMax", "ConfidentMax", "LaplaceMax"):
-        patch.setattr(
-            f"fedpriv.accounting.aggregators.{kind}.decide", lambda own, counts, generator: int(np.argmax(counts))
-        )
-
-
 def masked_votes(folder: Path, patch: Patch) -> None:
     """Noisy counts under masks, of which the sum alone can be read."""
     clients, asked = 4, 150
@@ -627,7 +627,7 @@ def written_prompts(folder: Path, patch: Patch) -> None:
 
 
 def without_noise_on_prompts(patch: Patch) -> None:
-    without_noise_on_votes(patch)
+    without_noise_on_counts(patch)
     honest = fedpriv.prompts.generate._decided
     patch.setattr(fedpriv.prompts.generate, "_decided", lambda scores, _, generator: honest(scores, 0.0, generator))
 
@@ -820,7 +820,7 @@ CHECKS: dict[str, Check] = {
     },
     "somebody's app, distributed": Check(own_sum, without_own_shares),
     "somebody's app, noise elsewhere": Check(refused_by_mod, None),
-    **{f"votes, {name}": Check(votes(name), without_noise_on_votes) for name in ("confident", "gnmax", "lnmax")},
+    **{f"votes, {name}": Check(votes(name), without_noise_on_counts) for name in ("confident", "gnmax", "lnmax")},
     "masked votes": Check(masked_votes, without_shares_on_votes),
     "label survey": Check(labels, without_changed_labels),
     "answers of prompts": Check(answered_prompts, without_noise_on_prompts),

@@ -1,9 +1,10 @@
 """PATE from votes to student: recomputed outside the app, the same on every engine, across kills, and under masks."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedpriv.accounting.aggregators import ConfidentMax
 from fedpriv.algorithms.pate import server as server_module
 from fedpriv.algorithms.pate.client import asked_about, teachers_votes
 from fedpriv.algorithms.pate.ledger import votes_ledger
-from fedpriv.algorithms.pate.records import Knowledge, kept_poll, read_answers
+from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, kept_poll, read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, questions, teachers
 from fedpriv.attacks.membership.audit import audit_run
@@ -32,6 +33,7 @@ from fedpriv.core.lab import run as lab_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import COMPLETED, CONFIDENCE
+from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts, quantised, restored, votes_limit
@@ -219,6 +221,58 @@ def test_damaged_votes_are_one_line(finished: Path, tmp_path: Path) -> None:
         resume_run(tmp_path / "run", Silent())
 
 
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+
+def voted(finished: Path, folder: Path, *, sanitised: float | None = None) -> Path:
+    """Copy a run's folder and change what was asked and answered."""
+    shutil.copytree(finished, folder)
+    run = RunFolder.open(folder)
+    answers = [VotedAnswer(7, True, 1), VotedAnswer(3, False, None), VotedAnswer(5, True, 1)]
+    run.write_jsonl("answers.jsonl", [asdict(answer) for answer in answers])
+    run.write(
+        Knowledge(
+            aggregator="confident", noise_at="server", teachers=4, voted=3, planned=9, asked=3, answered=2, right=0.5,
+            student=0.75, evaluated=20, budget=3.0, spent=2.5, delta=1e-5, sanitised=sanitised,
+        )
+    )  # fmt: skip
+    return folder
+
+
+def shown(page: str) -> str:
+    """The words of a report."""
+    return " ".join(re.sub("<[^>]+>", " ", page).split())
+
+
+def section(folder: Path) -> str:
+    """The words of the report's section about votes."""
+    return shown(render_page(load_view(folder)).partition('aria-labelledby="knowledge"')[2].partition("</section>")[0])
+
+
+def test_the_report_shows_what_was_asked_and_learnt(finished: Path, tmp_path: Path) -> None:
+    text = section(voted(finished, tmp_path / "run"))
+    for words in ("3 of 4 voted", "9 test images", "3, 2 answered", "50.0%", "75.0% of the other 20", "ε 2.5", "ε 3"):
+        assert words in text
+    assert "must be trusted" in text
+    assert "budget is the claim" in text
+    assert "anitised" not in text
+    assert "Questions answered by vote 2" in shown(render_page(load_view(tmp_path / "run")))
+
+
+def test_the_report_calls_a_data_dependent_figure_an_estimate(finished: Path, tmp_path: Path) -> None:
+    text = section(voted(finished, tmp_path / "run", sanitised=1.87))
+    assert "about ε 1.87: an estimate, no bound" in text
+    assert "above or below the true figure" in text
+
+
+@pytest.mark.parametrize("line", ['{"query": 1, "answered": true, "label": null}', '{"query": -1}'])
+def test_damaged_answers_are_refused(finished: Path, tmp_path: Path, line: str) -> None:
+    folder = voted(finished, tmp_path / "run")
+    (folder / "answers.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"answers\.jsonl, line 1 is damaged"):
+        load_view(folder)
+
+
 # ---- noise at the clients -------------------------------------------------------------------------------------------
 
 
@@ -245,16 +299,6 @@ def test_masked_votes_leave_the_sum_of_noisy_counts_to_the_last_bit(tmp_path: Pa
     read_off = replace(world, dataset=replace(world.dataset, notes=("The classes were read off.",)))
     assert votes_ledger(read_off, folder).worst.notes[-1] == "The classes were read off."
     assert (knowledge.asked, knowledge.answered) == (12, 12)
-
-
-def test_shares_of_the_noise_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample deviation of 20,000 numbers is within 2.5 %: a false alarm in about one of 10 million runs."""
-    none = torch.zeros((1, 1000), dtype=torch.uint8)
-    clients, sigma = 9, 3.0
-    secret = Secret.of_seed(1)
-    counts = [noisy_counts(none, 20, sigma, clients, secret.stream("votes", k)) for k in range(7)]  # the least there be
-    found = (sum(counts) - torch.tensor([7.0] + [0.0] * 19)).std()
-    assert float(found) == pytest.approx(sigma, rel=0.025)
 
 
 # ---- clients --------------------------------------------------------------------------------------------------------
