@@ -162,7 +162,10 @@ class Finding(ABC, Generic[R]):
         return None
 
     def conclude(self, world: "World", folder: "RunFolder") -> None:
-        """Measure and write, when a run ends, what needs the data of all clients."""
+        """Measure and write, when a run ends, what needs the data of all clients.
+
+        What it raises ends the run before its summary: mend it, and ``fedpriv run --resume DIR`` trains no round again.
+        """
 
     def asked_of_trials(self, experiment: Experiment) -> Mapping[str, str]:
         """Return what settings ask for of a trial's finished model, for people -> the key in sweep.json."""

@@ -66,10 +66,18 @@ class Plan:
         """The examples of one step, as positions in the client's partition."""
         return self.sampling.batch(self.seed, self.client, step)
 
+    @cached_property
+    def mechanism(self) -> Mechanism:
+        """What releases this client's gradients: the mechanism with its noise, the ``r`` of hgm, and any padding."""
+        mechanism = self.config.mechanism(self.redistribution)
+        if self.sampling.kind != "balls-in-bins" or self.is_whole:
+            return mechanism
+        return mechanism.padded(self.sampling.most(PADDING_TAIL))
+
     @property
     def asks_often(self) -> bool:
         """Whether the mechanism asks more of a batch's gradients than norms and a sum."""
-        return self._mechanism.asks_often
+        return self.mechanism.asks_often
 
     def release_gradient(self, gradients: GradientOperator, noise: NoiseStream) -> Vector:
         """Privatise the batch of one step: one noisy mean gradient, divided by the public batch size."""
@@ -78,7 +86,7 @@ class Plan:
     def release_gradients(self, gradients: StackedGradients, noises: Sequence[NoiseStream]) -> Vector:
         """Privatise the batches of one step of M clients that do as this one does, (M, *shape)."""
         self._check_sizes(gradients)
-        return self._mechanism.release_each(gradients, self.sampling.batch_size, noises)
+        return self.mechanism.release_each(gradients, self.sampling.batch_size, noises)
 
     def release_update(self, update: Vector, noise: NoiseStream) -> Vector:
         """Privatise a whole update (unit = update): the mechanism sees it as the gradient of one example."""
@@ -89,7 +97,7 @@ class Plan:
         """Return what the norm of one release exceeds with probability ``tail`` at most; infinite where none holds."""
         whole = self.config.unit == "update"
         examples, divisor = (1, 1) if whole else (self.sampling.most(tail / 2), self.sampling.batch_size)
-        return self._mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
+        return self.mechanism.norm_bound(examples, divisor, self.tensors, tail / 2)
 
     def participations(self, rounds: Sequence[int]) -> int:
         """The most often one unit can have been used after the client was selected in ``rounds`` (counted from 1)."""
@@ -176,7 +184,7 @@ class Plan:
     @property
     def least_draws(self) -> int:
         """How many draws a step of balls-in-bins has, whoever is in it, where each example gets a draw of its own."""
-        return self._mechanism.least_draws
+        return self.mechanism.least_draws
 
     def _patterned(self, last_round: int) -> int:
         """In how many rounds up to this one a unit may be; an example is also in one step of a pass at most."""
@@ -187,19 +195,12 @@ class Plan:
 
     def _release(self, gradients: GradientOperator, divisor: int, noise: NoiseStream) -> Vector:
         self._check_sizes(gradients)
-        return self._mechanism.release(gradients, divisor, noise)
+        return self.mechanism.release(gradients, divisor, noise)
 
     def _check_sizes(self, gradients: GradientOperator) -> None:
         sizes = tuple(shape.numel() for shape in gradients.shapes.values())
         if sizes != self.tensors:
             raise ValueError(f"gradients of tensors of {sizes} numbers; planned and accounted for: {self.tensors}")
-
-    @cached_property
-    def _mechanism(self) -> Mechanism:
-        mechanism = self.config.mechanism(self.redistribution)
-        if self.sampling.kind != "balls-in-bins" or self.is_whole:
-            return mechanism
-        return mechanism.padded(self.sampling.most(PADDING_TAIL))
 
 
 def participants(

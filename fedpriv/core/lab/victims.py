@@ -62,7 +62,10 @@ class UploadTarget:
 
 
 def targets(world: World, folder: RunFolder) -> tuple[UploadTarget, ...]:
-    """Return the uploads of finished rounds that the settings show to an adversary, also where none listened."""
+    """Return the uploads of finished rounds that the settings show to an adversary.
+
+    Without attacks nothing was kept of them: :func:`read_target` finds no observation.
+    """
     adversary = world.experiment.adversary
     threat = threat_model(adversary)
     heard = []
@@ -156,13 +159,18 @@ def candidates(world: World, target: UploadTarget, known: Truth) -> CandidateLis
 
 
 def without_mechanism(world: World, observation: Observation, target: UploadTarget) -> Observation:
-    """Return the observation that there would be if the clients had sent their uploads as they were."""
+    """Return the observation that there would be if the clients had sent their uploads as they were; a sum's mean."""
+    bare = world.unprotected
+    before = State(observation.parameters, bare.initial.buffers)
+    (sent,) = observe(bare, target.round, before, bare_uploads(world, before, target))
+    return replace(sent, labels=observation.labels, candidates=observation.candidates)
+
+
+def bare_uploads(world: World, before: State, target: UploadTarget) -> list[Upload]:
+    """Return what each client of an upload would have sent, from the state that it had got, without the mechanism."""
     # The same batches, which without a mechanism would not be hidden.
     bare = replace(world.unprotected, plans=with_seed(world.unprotected.plans, world.plans[target.client].seed))
-    before = State(observation.parameters, bare.initial.buffers)
-    uploads = [upload_of(bare, client, before, target.round) for client in target.clients]
-    (sent,) = observe(bare, target.round, before, uploads)
-    return replace(sent, labels=observation.labels, candidates=observation.candidates)
+    return [upload_of(bare, client, before, target.round) for client in target.clients]
 
 
 def upload_of(world: World, client: int, before: State, round_number: int, secret: Secret | None = None) -> Upload:

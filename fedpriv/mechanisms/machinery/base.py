@@ -239,6 +239,10 @@ def check_batch_size(batch_size: int) -> None:
 
 
 ClipNorm = Annotated[Real, Field(ge=1e-9, le=1e9)]
+"""What is bounded before noise: each example's gradient, or with ``unit = "update"`` a client's whole update.
+
+In which norm, the mechanism's field says: Euclidean, L1 (laplace), weighted (hgm); vmf gives all updates this length.
+"""
 Multiplier = Annotated[Real, Field(ge=1e-9, le=1e12)]
 
 PublicModel = Callable[[int], "tuple[nn.Module, Tensor]"]
@@ -309,7 +313,7 @@ class MechanismSettings(Settings):
 
     @abstractmethod
     def mechanism(self, redistribution: "Redistribution | None" = None) -> "Mechanism":
-        """Return the object that releases gradients.
+        """Return the object that releases gradients; that of a client is ``Plan.mechanism``.
 
         Args:
             redistribution: the result of :meth:`redistributed`.
