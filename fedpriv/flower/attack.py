@@ -381,7 +381,7 @@ def _looked_at(
             with writing(""):
                 (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
                 write_whole(folder / path, save({"inputs": found.inputs}))
-            lines.append(f"{exchange.title}: these inputs are in {path}.")
+            lines.append(f"{exchange.title}: these vectors are in {path}.")
     if len(shown) < len(others):
         lines.append(f"{len(others) - len(shown)} further replies are not shown: --victim ROUND-CLIENT shows one.")
     return tuple(lines)

@@ -4,6 +4,10 @@ The change of a dense layer's weights is the sum over examples of what its outpu
 change of its bias is the sum of the first factor alone. Of one example, or of a neuron that one example alone moves,
 their ratio is the input itself (Phong et al. 2018), whatever network follows and whatever made the arrays: PyTorch lays
 weights out as (out, in), Keras, Flax and scikit-learn as (in, out).
+
+That neurons agree on a ratio does not prove that one example moved them. Where the errors of several examples are
+proportional (one output, two classes, one label), neurons that are active for all of them agree on a mean. Optimisers
+that scale each number by its own history (Adam, RMSprop, Adagrad) leave the input's signs.
 """
 
 import json
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.observation import Observation
+from fedpriv.core.numbers import several
 from fedpriv.flower.arrays import update_of
 from fedpriv.flower.folder import MADE, MESSAGES, Exchange, read_arrays
 from fedpriv.flower.inference import Leaf, Records, inferred
@@ -32,7 +37,7 @@ class Revealed:
     """What one reply reveals."""
 
     sentences: tuple[str, ...]
-    inputs: Tensor | None = None  # (N, features) that the first layer was given; `None`: it tells of none
+    inputs: Tensor | None = None  # (N, features) that the first layer may have been given; `None`: it tells of none
 
 
 def revealed(folder: Path, exchange: Exchange, observation: Observation | None, records: Records | None) -> Revealed:
@@ -64,7 +69,7 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     elif update:
         lines += [*_size(before, update), *_rows(update), *_labels(exchange, update)]
         found = first_inputs(update)
-        lines += _inputs(found, update)
+        lines += _inputs(exchange, found)
     if records is not None and not exchange.summed and (update or splits):
         lines += [f"{text}." for text in inferred(update, splits, trees, records)]
     return Revealed(tuple(f"{exchange.title}: {line}" for line in lines), found)
@@ -103,9 +108,8 @@ def _leaves(exchange: Exchange) -> Iterator[str]:
 def _values(exchange: Exchange, arrays: Vector, update: Vector) -> Iterator[str]:
     """Counts in metrics, and arrays that are no update of anything that was sent."""
     for name, values in exchange.replied.items():
-        ones = [key for key, value in values.items() if value == 1 and type(value) is int]
-        if exchange.source != MADE and any("example" in key or "sample" in key for key in ones):
-            yield f"{name}.{ones[0]} = 1: all of it is about one example."
+        if exchange.source != MADE and (key := _single(values)):
+            yield f"{name}.{key} = 1: all of it is about one example."
     for key, value in sorted(arrays.items()):
         own = key.split("/", 2)[-1]
         if not key.startswith("reply/") or own in update or value.dtype == torch.uint8 or not value.numel():
@@ -123,6 +127,12 @@ def _values(exchange: Exchange, arrays: Vector, update: Vector) -> Iterator[str]
             yield f"{name} leaves as it is, whole numbers that add up to {flat.sum():g}, as counts do{single}: {shown}."
         else:
             yield f"{name} is no update of what was sent, and leaves as it is: {shown}."
+
+
+def _single(values: Mapping[str, Any]) -> str:
+    """The key of a record that says that the reply is about one example; empty: none does."""
+    ones = (key for key, value in values.items() if value == 1 and type(value) is int)
+    return next((key for key in ones if "example" in key or "sample" in key), "")
 
 
 def _size(before: Vector, update: Vector) -> Iterator[str]:
@@ -172,10 +182,31 @@ def _labels(exchange: Exchange, update: Vector) -> Iterator[str]:
         yield f"the last bias ({name}) rose for {risen[:12]}: the labels, if training was one step of a classifier."
 
 
-def _inputs(found: Tensor | None, update: Vector) -> Iterator[str]:
-    if found is not None:
-        several = "one example" if len(found) == 1 else f"{len(found)} examples"
-        yield f"the first dense layer reveals its input in closed form: {several} of {found.shape[1]} numbers."
+def _inputs(exchange: Exchange, found: Tensor | None) -> Iterator[str]:
+    """What the first layer's ratios are: a single example's input for certain, of several only if one moved them."""
+    if found is None:
+        return
+    signs, length = sum(map(_is_signs, found)), f"{found.shape[1]} numbers"
+    vectors = len(found) - signs
+    if vectors == len(found) == 1 and any(map(_single, exchange.replied.values())):
+        yield f"the first dense layer reveals its input in closed form: one example of {length}."
+    elif vectors:
+        is_what = "it is" if vectors == 1 else "each is"
+        yield (
+            f"neurons of the first dense layer agree on {several(vectors, 'vector')} of {length}: {is_what} an "
+            "example's input, or a mean of several inputs that moved them alike."
+        )
+    if signs:
+        yield (
+            f"neurons of the first dense layer agree on {several(signs, 'vector')} of {length}, each 0, 1 or -1: such "
+            "an input, or, of steps of Adam or its kin, the signs of one."
+        )
+
+
+def _is_signs(ratio: Tensor) -> bool:
+    """Whether an input has signs alone, which optimisers make of any that scale each number by its own history."""
+    moved = ratio[ratio.abs() > 1e-2].abs()
+    return float(((moved - 1).abs() < _ALL_SAME).double().mean()) > 0.99
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +244,7 @@ def first_layer(update: Mapping[str, Tensor]) -> DenseLayer | None:
 
 
 def first_inputs(update: Mapping[str, Tensor]) -> Tensor | None:
-    """Return inputs of the first dense layer, (N, features), on each of which two neurons agree; ``None``: none."""
+    """Return what may be inputs of the first dense layer, (N, features): two neurons agree on each; ``None``: none."""
     layer = first_layer(update)
     if layer is None:
         return None

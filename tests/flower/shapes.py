@@ -494,7 +494,7 @@ def digit_records(client: int) -> tuple[np.ndarray, np.ndarray]:
 
 # Frameworks that are not PyTorch: one digit a message, so that the first layer tells it whole.
 
-CLOSED = "the first dense layer reveals its input in closed form: one example of 64 numbers"
+CLOSED = "neurons of the first dense layer agree on 1 vector of 64 numbers: it is an example's input, or a mean"
 
 
 def one(context: Context) -> tuple[np.ndarray, np.ndarray]:

@@ -127,7 +127,7 @@ def test_a_scikit_learn_mlp_gives_its_digits_away_without_any_setting(
 ) -> None:
     """Its own partial_fit, of one digit a message, with momentum and weight decay."""
     (tmp_path / "app").mkdir()
-    for row in range(10):
+    for row in range(5):
         home = tmp_path / str(row)
         home.mkdir()
         model = MLPClassifier((32,), solver="sgd", learning_rate_init=0.01, random_state=row)
@@ -144,6 +144,30 @@ def test_a_scikit_learn_mlp_gives_its_digits_away_without_any_setting(
         assert f"rose for [{label[0]}]" in said and "Proven: nothing" not in said
         found = load_file(home / "runs" / "tap-1" / "reconstructions" / "0001-0003-inputs.safetensors")["inputs"]
         assert np.abs(found[0].numpy() - image[0]).max() < 0.02
+
+
+@pytest.mark.parametrize(("optimizer", "examples"), [("SGD", 2), ("Adam", 1)])
+def test_a_ratio_that_may_be_no_input_is_not_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, examples: int
+) -> None:
+    """Neurons agree on the mean of two digits of one regression; of ten steps of Adam on the signs of a digit."""
+    torch.manual_seed(0)
+    images = torch.tensor(DIGITS.data[:examples] / 16).float()
+    network = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    network[0].weight.data *= 1e-3  # tanh is linear there: the errors of both are proportional
+    start = ArrayRecord(network.state_dict())
+    steps_of = getattr(torch.optim, optimizer)(network.parameters(), 1e-3)
+    for _ in range(10):
+        steps_of.zero_grad()
+        (network(images) - torch.tensor([[3.0], [8.0]])[:examples]).square().mean().backward()
+        steps_of.step()
+    content = RecordDict({"arrays": ArrayRecord(network.state_dict())})
+    content["metrics"] = MetricRecord({"num-examples": examples})
+    said = " ".join(answered(tmp_path, monkeypatch, content, start).verdict)
+    found = load_file(tmp_path / "runs" / "tap-1" / "reconstructions" / "0001-0003-inputs.safetensors")["inputs"]
+    assert float((torch.cdist(found, images) / images.norm(dim=1)).min()) > 0.05
+    assert "closed form" not in said
+    assert ("0, 1 or -1" if optimizer == "Adam" else "or a mean of several inputs") in said
 
 
 def tree(thresholds: list[float]) -> bytes:
