@@ -5,7 +5,8 @@ target class, and b is large for one class, the silent one, and zero for all oth
 silent class whatever the record, and a record of another class j adds -1 to row j of the bias's gradient, and minus its
 features to row j of the weight's: **the bias's gradient counts the records of each class**. Where it counts one, the
 row of the weight's gradient is the features of that very record. That is the certificate, and it takes no look at the
-truth. Only records of the target class reach the layers before the last.
+truth. Where it counts more, the row gives their mean, which is shown without a certificate. Only records of the target
+class reach the layers before the last.
 
 An image is found in one of five ways:
 
@@ -67,6 +68,7 @@ from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.settings import Recipe
 from fedpriv.attacks.threat import ThreatModel
+from fedpriv.core.numbers import several
 from fedpriv.gradients import Vector
 
 SILENT = 20.0  # the bias of the silent class: all others have probabilities below 2e-8 together
@@ -155,18 +157,19 @@ def _target_row(network: Network, parameters: Vector, layer: str, images: Tensor
 
 @dataclass(frozen=True, eq=False)
 class Catch:
-    """The records that are alone in their class."""
+    """The records that are alone in their class, and of classes of several records their mean."""
 
     layer: str  # the name of the last layer
     target: int  # the class that the layers before it show, too
     labels: Tensor  # int64 (n,)
     features: Tensor  # float64 (n, F)
     deviations: Tensor  # (n,) of the noise, or of rounding, in a feature
-    is_certain: bool  # whether the count proves that each is alone
+    alone: Tensor  # bool (n,): whether the count proves that it is one record
+    is_certain: bool  # whether there is no noise, so that counts are exact
 
 
 def read_catch(scene: Scene, victim: Victim) -> Catch:
-    """Read the classes of which there is one record, and its features."""
+    """Read the classes of which there is a record, and the mean of their features."""
     require_one_gradient(victim, FishingSettings.name)
     title = f"client {victim.client}, round {victim.round}"
     name, _ = last_layer(scene.network, victim.parameters, scene.shape, scene.classes)
@@ -177,21 +180,23 @@ def read_catch(scene: Scene, victim: Victim) -> Catch:
         raise AttackRefused(f"{title}: fishing needs weight and bias of the last layer on one scale")
     rows, amplitudes = (-victim.gradient[f"{name}.{part}"].double() for part in ("weight", "bias"))
     is_certain = not victim.model.mechanism.protects
+    counts = victim.model.examples * amplitudes
     if is_certain:
-        alone = (victim.model.examples * amplitudes - 1).abs() < WHOLE
+        seen = (counts > 0.5) & ((counts - counts.round()).abs() < WHOLE)
         noise = ROUNDING * rows.square().mean(dim=1).sqrt()
     else:
         deviations = victim.model.mechanism.deviations((f"{name}.weight",))[f"{name}.weight"]
         size = math.sqrt(max(victim.noise.variances, default=0.0) * float(deviations.square().mean()))
-        alone = amplitudes > DEVIATIONS * size
+        seen = amplitudes > DEVIATIONS * size
         noise = amplitudes.new_full(amplitudes.shape, size)
-    alone[silent_class(target, scene.classes)] = False
+    seen[silent_class(target, scene.classes)] = False
     # Of a batch smaller than the classes no more records are offered than it has: those that stand out most.
-    labels = alone.nonzero().flatten()
+    labels = seen.nonzero().flatten()
     strongest = amplitudes[labels].argsort(descending=True)[: victim.model.examples]
     labels = labels[strongest].sort().values
     features = rows[labels] / amplitudes[labels, None]
-    return Catch(name, target, labels, features, noise[labels] / amplitudes[labels], is_certain)
+    alone = (counts[labels] < 1.5) & is_certain
+    return Catch(name, target, labels, features, noise[labels] / amplitudes[labels], alone, is_certain)
 
 
 def run_fishing(
@@ -206,7 +211,8 @@ def run_fishing(
             landed = _landed(scene, victim, catch, (starts[0], starts[1]), config)
         else:
             landed = binned
-            catch = replace(catch, labels=torch.full((len(landed.images),), catch.target))
+            one = torch.ones(len(landed.images), dtype=torch.bool)
+            catch = replace(catch, labels=torch.full((len(one),), catch.target), alone=one)
         count = victim.model.examples
         labels = filled(catch.labels.cpu(), torch.tensor(UNREAD), count)
         loss = float(landed.misfits.mean()) if len(landed.misfits) else 1.0
@@ -230,11 +236,18 @@ def run_fishing(
 
 
 def _note(catch: Catch, landed: FoundImages, examples: int, group: str) -> str:
-    count = len(catch.labels)
-    text = f"active server, crafted parameters: {count} of {examples} records stand apart in their {group}"
+    made = "active server, crafted parameters"
     if not catch.is_certain:
-        return f"{text}, which noise leaves uncertain: no certificate"
-    return f"{text}, proven by the count; {int(landed.determined.sum())} images certified"
+        return (
+            f"{made}: {len(catch.labels)} of {examples} records stand apart in their {group}, which noise leaves "
+            "uncertain: no certificate"
+        )
+    lone = int(catch.alone.sum())
+    means = f"; {several(len(catch.labels) - lone, 'mean')} of others" if lone < len(catch.labels) else ""
+    return (
+        f"{made}: {lone} of {examples} records stand apart in their {group}, proven by the count; "
+        f"{int(landed.determined.sum())} images certified{means}"
+    )
 
 
 def _landed(
@@ -243,7 +256,7 @@ def _landed(
     """The images of all records that stand apart."""
     found = _from_features(scene, victim, catch, config.iterations)
     at = (catch.labels == catch.target).nonzero().flatten()
-    if not catch.is_certain or not len(at) or bool(found.determined[at]):
+    if not len(at) or not bool(catch.alone[at]) or bool(found.determined[at]):
         return found
     image, misfit, certified = _target_image(scene, victim, catch, int(at), starts, config)
     found.images[at], found.misfits[at], found.determined[at] = image.to(found.images), misfit, certified
@@ -277,7 +290,8 @@ def _from_features(scene: Scene, victim: Victim, catch: Catch, iterations: int) 
     provable = catch.is_certain and wanted.shape[1] >= scene.pixels
     steps = iterations if provable else min(iterations, STEPS)
     found = reader.searched(wanted, catch.deviations, steps, twice=provable, ends=catch.is_certain)
-    return replace(found, images=scene.box(found.images.to(scene.mean)))
+    determined = found.determined & catch.alone.to(found.determined.device)
+    return replace(found, images=scene.box(found.images.to(scene.mean)), determined=determined)
 
 
 def _target_image(
