@@ -1,5 +1,6 @@
 """Where each capability's code lies: ``python -m tests.rooms`` prints files, folders and lines.
 
+``python -m tests.rooms NAME`` prints what else in the tree is about one: files of its own, and lines of others.
 Exit code 1: a capability lies in more than two folders.
 
 A file belongs to a capability if it lies in its folder, or if its code names it: by an import, a name or a key. Words
@@ -109,18 +110,51 @@ def _spoken(path: Path) -> Iterator[str]:
                 yield name
 
 
+def traces(name: str) -> tuple[list[str], list[str]]:
+    """What the tree has of a capability outside its folder: files with its name, and lines of others that know it."""
+    capability, word = CAPABILITIES[name], name.replace(" ", "[ _-]")
+    named = re.compile(rf"(?<![a-z]){word}(?![a-z])")
+    paths = rf"/{word}/|\b{word}\.(?:md|toml|csv)\b|\b{word.upper()}\b|{capability.folder.replace('/', '[./]')}"
+    known = re.compile("|".join((capability.words, paths, *map(re.escape, _written(capability)))))
+    listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+    others = [path for path in listed if not path.startswith(capability.folder) and (ROOT / path).is_file()]
+    files = [path for path in others if named.search(path)]
+    rest = [path for path in others if path not in files and path not in ("CHANGELOG.md", "SECURITY.md")]
+    return files, [line for path in rest for line in _lines(path, known)]
+
+
+def _lines(path: str, known: re.Pattern[str]) -> Iterator[str]:
+    for number, line in enumerate((ROOT / path).read_text(errors="replace").splitlines(), 1):
+        if known.search(line):
+            yield f"{path}:{number}: {line.strip()}"
+
+
+def _written(capability: Capability) -> set[str]:
+    """The JSON files of a run that its code alone names."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for path in sources():
+        names[path.startswith(capability.folder)] |= set(
+            re.findall(r"^\w+\.jsonl?$", spoken(ROOT / path), re.MULTILINE)
+        )
+    return names[True] - names[False]
+
+
 def _has_docstring(node: ast.AST) -> bool:
     kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     return isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, or what is about one capability."""
+    if len(sys.argv) > 1:
+        files, lines = traces(sys.argv[1])
+        print(*files, "", *lines, sep="\n")
+        return
     rows = {name: measured(capability) for name, capability in CAPABILITIES.items()}
     print(f"{'capability':<20}{'files':>6}{'folders':>9}{'lines':>8}")
     for name, row in rows.items():
         print(f"{name:<20}{row.files:>6}{len(row.folders):>9}{row.lines:>8}")
-        if len(row.folders) > MOST_FOLDERS and "-v" in sys.argv:
+        if len(row.folders) > MOST_FOLDERS:
             print(*(f"    {folder}" for folder in row.folders), sep="\n")
     sys.exit(any(len(row.folders) > MOST_FOLDERS for row in rows.values()))
 

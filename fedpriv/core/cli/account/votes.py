@@ -35,7 +35,7 @@ def votes(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Compute the guarantee of noisy votes (PATE, prompts), or how many answers a target allows."""
+    """Compute the guarantee of noisy votes, or how many answers a target allows."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
     from fedpriv.core.cli.account.poll_cost import PollOptions, answered_poll
 
