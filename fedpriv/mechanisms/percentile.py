@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -10,10 +9,9 @@ from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Real
-from fedpriv.mechanisms.machinery.base import ClipNorm, Mechanism
+from fedpriv.mechanisms.machinery.base import ClipNorm
 from fedpriv.mechanisms.machinery.filters import (
     ALIKE,
-    Filter,
     FilterSettings,
     around_zeros,
     is_cut,
@@ -24,8 +22,6 @@ from fedpriv.mechanisms.machinery.filters import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
 @MECHANISMS.register
@@ -51,20 +47,6 @@ class PercentileSettings(FilterSettings):
             return None
         zeros = float((numbers == 0).double().mean()) if is_cut(numbers) else 0.0
         return cls(percentile=100 * zeros, gamma=float(sizes.max()))
-
-    @override
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
-        return PercentileFilter(self.percentile, self.gamma)
-
-
-@dataclass(frozen=True)
-class PercentileFilter(Filter):
-    """Sizes up to a percentile become zero, larger ones gamma at most."""
-
-    name: ClassVar[str] = "percentile"
-
-    percentile: float  # from 0 to 100
-    gamma: float  # above 0
 
     @override
     def filtered(self, numbers: Tensor) -> Tensor:

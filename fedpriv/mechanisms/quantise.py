@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -10,13 +9,10 @@ from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Integer
-from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, is_one_size, levels_of
+from fedpriv.mechanisms.machinery.filters import FilterSettings, is_one_size, levels_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
 @MECHANISMS.register
@@ -38,19 +34,6 @@ class QuantiseSettings(FilterSettings):
     def recognise(cls, numbers: Tensor) -> Self | None:
         bits = None if is_one_size(numbers) else levels_of(numbers)  # one level a sign is the filter of signs
         return None if bits is None else cls(bits=bits)
-
-    @override
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
-        return QuantiseFilter(self.bits)
-
-
-@dataclass(frozen=True)
-class QuantiseFilter(Filter):
-    """Each number is rounded to a multiple of the largest size over the number of levels."""
-
-    name: ClassVar[str] = "quantise"
-
-    bits: int  # from 2 to 16
 
     @override
     def filtered(self, numbers: Tensor) -> Tensor:

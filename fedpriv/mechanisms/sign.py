@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, is_one_size
+from fedpriv.mechanisms.machinery.filters import FilterSettings, is_one_size
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
 @MECHANISMS.register
@@ -33,17 +29,6 @@ class SignSettings(FilterSettings):
     @override
     def recognise(cls, numbers: Tensor) -> Self | None:
         return cls() if is_one_size(numbers) else None
-
-    @override
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
-        return SignFilter()
-
-
-@dataclass(frozen=True)
-class SignFilter(Filter):
-    """Each number becomes its sign times the mean size of all."""
-
-    name: ClassVar[str] = "sign"
 
     @override
     def filtered(self, numbers: Tensor) -> Tensor:

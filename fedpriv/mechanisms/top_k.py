@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -11,13 +10,10 @@ from typing_extensions import override
 
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.settings import Real
-from fedpriv.mechanisms.machinery.base import Mechanism
-from fedpriv.mechanisms.machinery.filters import Filter, FilterSettings, around_zeros, is_cut, is_plateau, levels_of
+from fedpriv.mechanisms.machinery.filters import FilterSettings, around_zeros, is_cut, is_plateau, levels_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
 @MECHANISMS.register
@@ -38,19 +34,6 @@ class TopSettings(FilterSettings):
         if is_plateau(numbers) or not is_cut(numbers) or levels_of(numbers) is not None:
             return None
         return cls(share=float((numbers != 0).double().mean()))
-
-    @override
-    def mechanism(self, redistribution: Redistribution | None = None) -> Mechanism:
-        return TopFilter(self.share)
-
-
-@dataclass(frozen=True)
-class TopFilter(Filter):
-    """All but a share of the numbers, the largest, become zero."""
-
-    name: ClassVar[str] = "top-k"
-
-    share: float  # above 0, up to 1
 
     @override
     def filtered(self, numbers: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def test_an_update_fits_what_left_of_it_and_others_do_not(name: str) -> None:
     """What attacks compare is the release itself for the true update, and away from it for another one."""
     mechanism, true, other = made(name), update(1), update(2)
     heard = mechanism.expected(true)
-    least, most = mechanism.within(torch.from_numpy(flat(heard)))
+    least, most = mechanism.settings.within(torch.from_numpy(flat(heard)))
     assert bool((least <= most).all())
     np.testing.assert_allclose(flat(mechanism.fitted(true, heard)), flat(heard), atol=1e-12)
     if name != "percentile of all":

@@ -1,7 +1,8 @@
 """Filters: what hides some numbers of an upload and adds no noise. Nothing is proven about them.
 
 An adversary who knows the filter knows more than a number of what it hides: a zero says that the number was small, a
-plateau that it was large. An attack looks for examples whose update lies where the upload says (:meth:`Filter.within`).
+plateau that it was large. An attack looks for examples whose update lies where the upload says
+(:meth:`FilterSettings.within`).
 """
 
 from abc import abstractmethod
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import GradientOperator, Vector
     from fedpriv.mechanisms.machinery.law import Noise
+    from fedpriv.mechanisms.machinery.redistribution import Redistribution
 
 
 class FilterSettings(MechanismSettings):
-    """Settings of a filter: it acts on whole uploads."""
+    """A filter: a fixed function of a whole upload's numbers, laid end to end."""
 
     filters: ClassVar[bool] = True
 
@@ -34,13 +36,6 @@ class FilterSettings(MechanismSettings):
     def recognise(cls, numbers: "Tensor") -> "Self | None":
         """Return the filter's settings if an upload's numbers (K,) look as if they had gone through it."""
         return None
-
-
-@dataclass(frozen=True)
-class Filter(Mechanism):
-    """A fixed function of an upload's numbers, laid end to end."""
-
-    constrains: ClassVar[bool] = True
 
     @abstractmethod
     def filtered(self, numbers: "Tensor") -> "Tensor":
@@ -53,6 +48,20 @@ class Filter(Mechanism):
     def on_scale(self, numbers: "Tensor", released: "Tensor") -> "Tensor":
         """Return numbers (K,) with the length that the release tells, where it tells it in other ways."""
         return numbers
+
+    @override
+    def mechanism(self, redistribution: "Redistribution | None" = None) -> Mechanism:
+        return Filter(self)
+
+
+@dataclass(frozen=True)
+class Filter(Mechanism):
+    """A filter as a mechanism, which adds no noise."""
+
+    name: ClassVar[str] = "filter"
+    constrains: ClassVar[bool] = True
+
+    settings: FilterSettings
 
     def _release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
         import torch
@@ -72,7 +81,7 @@ class Filter(Mechanism):
 
     @override
     def expected(self, gradient: "Vector") -> "Vector":
-        return _like(self.filtered(_flat(gradient)), gradient)
+        return _like(self.settings.filtered(_flat(gradient)), gradient)
 
     @override
     def fitted(self, gradient: "Vector", released: "Vector") -> "Vector":
@@ -80,8 +89,8 @@ class Filter(Mechanism):
         import torch
 
         told = _flat(released)
-        least, most = self.within(told)
-        numbers = self.on_scale(_flat(gradient), told)
+        least, most = self.settings.within(told)
+        numbers = self.settings.on_scale(_flat(gradient), told)
         return _like(told + numbers - torch.minimum(torch.maximum(numbers, least), most), gradient)
 
 
