@@ -13,7 +13,6 @@ import scipy
 from fedpriv.accounting.ceiling import ceilings, membership_bound, quick_ceiling
 from fedpriv.accounting.gaussian import check_epsilon
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
-from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.release import LARGEST_DIMENSION, NoiseParameter, Release, release_with
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import CalibrationName, SamplingName
@@ -53,9 +52,9 @@ def nominal_noise(
     Raises:
         InputError: an argument out of range, or the mechanism has no nominal epsilon.
     """
-    kind = _proof(mechanism)
+    _parameter(mechanism)
     check_epsilon(epsilon)
-    return kind.nominal_noise(epsilon, delta, calibration, sensitivity)
+    return float(MECHANISMS[mechanism].proof().nominal_noise(epsilon, delta, calibration, sensitivity))
 
 
 def calibrate(target_epsilon: float, release: Release) -> float:
@@ -74,7 +73,7 @@ def calibrate(target_epsilon: float, release: Release) -> float:
         OutOfReachError: no noise parameter in range fits.
         InputError: the target is out of range, or there is nothing to calibrate.
     """
-    _proof(release.mechanism)
+    _parameter(release.mechanism)
     check_epsilon(target_epsilon)
     return _least_noise(release, "epsilon", target_epsilon, target_epsilon, proven_epsilon, running_epsilon)
 
@@ -164,7 +163,7 @@ def _least_noise(
     quick: Callable[[Release], float] | None = None,
 ) -> float:
     """The least noise with which a figure, which grows as noise gets less, is at most the goal; quick: never below."""
-    noise = _parameter(_proof(release.mechanism))
+    noise = _parameter(release.mechanism)
     if release.participations == 0:
         raise InputError(key="participations", given=0, allowed="without a participation there is nothing to calibrate")
 
@@ -216,19 +215,14 @@ def _search(epsilon: Callable[[float], float], target: float, private: float, ex
     return private
 
 
-def _proof(mechanism: str) -> type[Proof]:
-    kind: type[Proof] = MECHANISMS[mechanism].proof()
-    if kind.parameter is None:
+def _parameter(mechanism: str) -> NoiseParameter:
+    """What says how much noise the mechanism makes; others are refused."""
+    parameter: NoiseParameter | None = MECHANISMS[mechanism].proof().parameter
+    if parameter is None:
         noisy = [name for name, each in MECHANISMS.items() if each.proof().parameter is not None]
         why = "nothing is proven about it" if MECHANISMS[mechanism].on_gradients else "its amount is an epsilon already"
         raise InputError(key="mechanism", given=mechanism, allowed=f"{why}; allowed is {', '.join(noisy)}")
-    return kind
-
-
-def _parameter(kind: type[Proof]) -> NoiseParameter:
-    if kind.parameter is None:
-        raise ValueError(f"{kind.__name__} names no noise")
-    return kind.parameter
+    return parameter
 
 
 # Mechanisms on one scale: the noise-to-signal ratio of the mean of B gradients at the same proven (epsilon, delta).

@@ -31,9 +31,13 @@ from fedpriv.accounting.numerical import LossDistribution
 from fedpriv.accounting.pairs import GaussianPair, Pair, before_sampling
 from fedpriv.accounting.proofs import Proof
 from fedpriv.accounting.references import (
+    LARGEST_LOSS,
+    MOST_CELLS,
+    SHARE_OF_SPREAD,
     CeilingReference,
     ReferencePair,
     grid,
+    grid_interval,
     joined_loss,
     repeated_loss,
     rounded_loss,
@@ -48,10 +52,7 @@ Array = NDArray[np.float64]
 Bound = tuple[Callable[[float], float], str]
 """Gamma as a function of k0, and what it rests on besides the pair."""
 
-_SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds 1e-6 of its variance
-_MOST_CELLS = 10**5  # of a single loss
 _FINEST = 1e-6  # on finer grids differences of deltas drown in rounding
-_LARGEST_LOSS = 600.0  # exp of 710 overflows
 _RARE_LOSS = 40.0  # one below its opposite has a probability below exp(-40)
 # The Fourier transform rounds absolutely, by about 1e-17 a release.
 _ROUNDING, _ROUNDING_PER_RELEASE = 1e-12, 1e-15
@@ -174,7 +175,7 @@ def _single(pair: ReferencePair, rate: float, k0: float) -> float:
         tagged = rate * pair.deltas(epsilons) + (1 - rate) * np.maximum(-np.expm1(epsilons), 0.0)
         return np.exp(epsilons) * k0 + tagged
 
-    lowest = max(pair.smallest, -_LARGEST_LOSS)
+    lowest = max(pair.smallest, -LARGEST_LOSS)
     # From -log(k0) on a claim is at least 1.
     if lowest >= -math.log(k0):
         return 1.0
@@ -212,10 +213,10 @@ def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], floa
     rate, count = float(proof.release.rate), int(proof.release.participations)
     batch = reference.loss()
     replaced = proof.batch_pair()
-    highest = min(amplified_pure(max(replaced.largest, float(batch.losses[-1])), rate), _LARGEST_LOSS)
+    highest = min(amplified_pure(max(replaced.largest, float(batch.losses[-1])), rate), LARGEST_LOSS)
     lowest = amplified_pure(min(-float(batch.losses[0]), _RARE_LOSS), rate)
     spread = rate * math.sqrt(math.expm1(min(reference.batch_spread, 1.0) ** 2))
-    interval = max(_SHARE_OF_SPREAD * spread, (highest + lowest) / _MOST_CELLS, _FINEST)
+    interval = max(SHARE_OF_SPREAD * spread, (highest + lowest) / MOST_CELLS, _FINEST)
     above, below = (grid(0, math.ceil(end / interval), interval) for end in (highest, lowest))
     exponents = before_sampling(above, rate)
     share = rate + (1 - rate) * np.exp(-exponents)  # b
@@ -223,7 +224,7 @@ def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], floa
     forward = np.minimum(forward, rate * batch.deltas_at(above))
     # H_v(mu || nu) = 1 - v + v H_(1/v)(nu || mu), and so for M and M'.
     exponents = before_sampling(below, rate)
-    odds = np.minimum(exponents, _LARGEST_LOSS)
+    odds = np.minimum(exponents, LARGEST_LOSS)
     backward = rate * (np.exp(odds) * batch.deltas_at(-odds) - np.expm1(odds))
     deltas = -np.expm1(-below) + np.exp(-below) * np.maximum(backward, 0.0)
     step = LossDistribution.under(1 - below.size, np.concatenate([deltas[:0:-1], forward]), interval)
@@ -283,11 +284,10 @@ def _run_laws(release: Release) -> tuple[LossDistribution, ...]:
 def _run_law(parts: tuple[tuple[Pair, int], ...]) -> LossDistribution:
     count = sum(number for _, number in parts)
     spread = math.sqrt(sum(number * pair.spread**2 for pair, number in parts) / count)
-    largest = min(max(pair.largest for pair, _ in parts), _LARGEST_LOSS)
-    interval = max(_SHARE_OF_SPREAD * spread, largest / _MOST_CELLS, *(pair.finest for pair, _ in parts))
-    interval = largest / math.ceil(largest / interval)  # as in CeilingReference.interval
+    largest = min(max(pair.largest for pair, _ in parts), LARGEST_LOSS)
+    interval = grid_interval(spread, largest, largest, max(pair.finest for pair, _ in parts))
     laws = (repeated_loss(LossDistribution.of(pair, interval, largest), number) for pair, number in parts)
-    return reduce(joined_loss, (law.narrowed(_LARGEST_LOSS) for law in laws))
+    return reduce(joined_loss, (law.narrowed(LARGEST_LOSS) for law in laws))
 
 
 def membership_advantage(epsilon: float, delta: float) -> float:

@@ -18,10 +18,9 @@ c <= 1/2. Neighbouring data sets differ in one example (replace-one), n is publi
 
 import math
 import sys
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from typing_extensions import override
 
@@ -181,6 +180,8 @@ def objective_terms(problem: Problem, epsilon: float) -> ObjectiveTerms:
 class _ModelProof(Proof):
     """About models that a client releases: once in a run, unless a server asks for another one."""
 
+    theorem: ClassVar[str]  # what one release rests on
+
     @override
     def pure(self) -> Claim:
         return Claim(self.release.participations * self.noise, self.theorem)
@@ -193,11 +194,6 @@ class _ModelProof(Proof):
         ]
 
     @property
-    @abstractmethod
-    def theorem(self) -> str:
-        """What one release rests on."""
-
-    @property
     @override
     def no_reference(self) -> str:
         return f"a ceiling is not derived for {self.release.mechanism}: the claim is its epsilon"
@@ -206,13 +202,10 @@ class _ModelProof(Proof):
 class OutputProof(_ModelProof):
     """Noise on the minimum. The release's noise is the epsilon of one release, and its law that of the noise."""
 
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            "noise on the minimum of a strongly convex objective, of sensitivity 2 L / (n lambda) + 2 tau / lambda "
-            "(Chaudhuri, Monteleoni and Sarwate 2011, Corollary 8 and Theorem 6)"
-        )
+    theorem: ClassVar[str] = (
+        "noise on the minimum of a strongly convex objective, of sensitivity 2 L / (n lambda) + 2 tau / lambda "
+        "(Chaudhuri, Monteleoni and Sarwate 2011, Corollary 8 and Theorem 6)"
+    )
 
     @property
     def _is_normal(self) -> bool:
@@ -242,13 +235,10 @@ class OutputProof(_ModelProof):
 class ObjectiveProof(_ModelProof):
     """Noise in the objective. The release's noise is the epsilon of one release."""
 
-    @property
-    @override
-    def theorem(self) -> str:
-        return (
-            "objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2 and Theorem 9), and noise on "
-            "the weights for the solver's error (after Iyengar et al. 2019, Algorithm 1)"
-        )
+    theorem: ClassVar[str] = (
+        "objective perturbation (Chaudhuri, Monteleoni and Sarwate 2011, Algorithm 2 and Theorem 9), and noise on "
+        "the weights for the solver's error (after Iyengar et al. 2019, Algorithm 1)"
+    )
 
     @override
     def notes(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedpriv.core.records import Ceiling, DataRelease, Guarantee, Person
 
@@ -33,30 +34,25 @@ def bounds_release(epsilon: float, columns: Sequence[str]) -> DataRelease:
 
 def with_bounds(guarantee: Guarantee, epsilon: float) -> Guarantee:
     """Return what is proven of the training and of the bounds together; where nothing is proven, nothing still is."""
-    pure, mixed = guarantee.pure_epsilon, guarantee.epsilon
     theorem = {
         name: f"{text}; {_PLUS}" if getattr(guarantee, name) is not None and name != "nominal_epsilon" else text
         for name, text in guarantee.theorem.items()
     }
-    return replace(
-        guarantee,
-        pure_epsilon=None if pure is None else pure + epsilon,
-        epsilon=None if mixed is None else mixed + epsilon,
-        theorem=theorem,
-    )
+    return replace(guarantee, **_more(guarantee, epsilon), theorem=theorem)
 
 
 def person_with_bounds(person: Person, epsilon: float) -> Person:
     """Return the same of the training and of the bounds together, which each of a person's records costs once."""
     if not epsilon:
         return person
-    pure, mixed, more = person.pure_epsilon, person.epsilon, sum(person.records) * epsilon
-    return replace(
-        person,
-        pure_epsilon=None if pure is None else pure + more,
-        epsilon=None if mixed is None else mixed + more,
-        theorem=f"{person.theorem}; {_PLUS}",
-    )
+    more = _more(person, sum(person.records) * epsilon)
+    return replace(person, **more, theorem=f"{person.theorem}; {_PLUS}")
+
+
+def _more(proven: Guarantee | Person, epsilon: float) -> dict[str, Any]:
+    """Its figures, where there are any, with so much added."""
+    figures = {"pure_epsilon": proven.pure_epsilon, "epsilon": proven.epsilon}
+    return {name: None if figure is None else figure + epsilon for name, figure in figures.items()}
 
 
 def surer(k0: float, epsilon: float) -> float:

@@ -53,9 +53,7 @@ class GaussianProof(Proof):
     norm = "clip_norm"
 
     @staticmethod
-    def nominal_noise(
-        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
-    ) -> float:
+    def nominal_noise(epsilon: float, delta: float, calibration: CalibrationName, sensitivity: float) -> float:
         """Return sigma with which one release alone is (epsilon, delta)-private."""
         return sensitivity * CALIBRATIONS[calibration](epsilon, delta)
 
@@ -112,8 +110,7 @@ class GaussianProof(Proof):
         alone = type(self)(replace(self.release, noise=noise, participations=passes))
         if self._is_poisson:
             return alone.whole_run()
-        reference = alone.reference()
-        return () if reference is None else alone.allocated_runs(reference)
+        return alone.allocated_runs()
 
     @override
     def run_rdp(self) -> Array:
@@ -299,10 +296,7 @@ class CentralProof(GaussianProof):
     def reference(self) -> CeilingReference | None:
         return None
 
-    @property
-    @override
-    def no_reference(self) -> str:
-        return "an upload has no noise before the server adds it to the sum"
+    no_reference: ClassVar[str] = "an upload has no noise before the server adds it to the sum"
 
     @override
     def notes(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -94,21 +94,8 @@ class Proof(ABC):
         return float(self.release.noise)
 
     @staticmethod
-    def nominal_noise(
-        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
-    ) -> float:
-        """Return the noise for which the mechanism's paper states this epsilon.
-
-        Args:
-            epsilon: above 0.
-            delta: in (0, 1).
-            calibration: of a single normal release: analytic (Balle and Wang 2018), extended (Phan et al. 2019) or
-                classic (Dwork and Roth 2014), which is proven for epsilon <= 1 only.
-            sensitivity: of a single normal release, over clip_norm: 2 under replace-one, 1 under zero-out.
-
-        Raises:
-            InputError: an argument out of range, or there is no such epsilon.
-        """
+    def nominal_noise(epsilon: float, delta: float, calibration: CalibrationName, sensitivity: float) -> float:
+        """The noise for which the mechanism's paper states this epsilon (:func:`fedpriv.accounting.nominal_noise`)."""
         raise InputError("this mechanism has no nominal epsilon; give its noise, or a target epsilon")
 
     @staticmethod
@@ -190,25 +177,22 @@ class Proof(ABC):
         """The same where each of a group has its own noise and steps, so that balls in bins amplify; else none."""
         return ()
 
-    def allocated_runs(self, reference: CeilingReference) -> tuple[Run, ...]:
-        """Balls in bins, for both orders of the neighbours; none where they do not amplify."""
-        if not self.is_allocated or not amplifies(reference):
+    def allocated_runs(self, coarse: bool = False) -> tuple[Run, ...]:
+        """Balls in bins, for both orders of the neighbours; none where they do not amplify; ``coarse``: faster."""
+        reference = self.reference()
+        if not self.is_allocated or reference is None or not amplifies(reference):
             return ()
-        pairs = _allocation_pairs(reference, self.release.slots, self.release.adjacency == "zero-out", coarse=False)
+        pairs = _allocation_pairs(reference, self.release.slots, self.release.adjacency == "zero-out", coarse)
         return tuple(((pair, int(self.release.participations)),) for pair in pairs)
 
     def tightest_runs(self) -> tuple[Run, ...]:
         """Those of :meth:`allocated_runs` where there are any, and otherwise of :meth:`whole_run`."""
-        reference = self.reference()
-        return (() if reference is None else self.allocated_runs(reference)) or self.whole_run()
+        return self.allocated_runs() or self.whole_run()
 
     @property
     def tightest_theorem(self) -> str:
         """What figures of :meth:`tightest_runs` rest on."""
-        reference = self.reference()
-        if reference is None or not self.allocated_runs(reference):
-            return self.run_theorem
-        return _allocated_theorem(reference)
+        return self._allocated_theorem if self.allocated_runs() else self.run_theorem
 
     def _used(self, units: int, examples: int | None) -> tuple[float, tuple[tuple[int, float], ...]]:
         """How probable it is that a step uses any of a group, and then how many, rounded up, with what probability."""
@@ -247,13 +231,15 @@ class Proof(ABC):
 
     def allocated_claims(self, known: float, coarse: bool = False) -> list[Claim]:
         """What balls in bins prove, if anything; ``coarse``: faster, and no smaller than it has to be."""
-        delta, reference = float(self.release.delta) - self.delta_of_sampling, self.reference()
-        if not self.is_allocated or reference is None or delta <= 0 or not amplifies(reference):
-            return []
-        zero_out = self.release.adjacency == "zero-out"
-        count = int(self.release.participations)
-        epsilon = _allocated_epsilon(reference, self.release.slots, count, delta, zero_out, coarse, known)
-        return [] if epsilon is None else [Claim(epsilon, _allocated_theorem(reference))]
+        delta = float(self.release.delta) - self.delta_of_sampling
+        runs = self.allocated_runs(coarse) if delta > 0 else ()
+        epsilon = _allocated_epsilon(runs, delta, known) if runs else None
+        return [] if epsilon is None else [Claim(epsilon, self._allocated_theorem)]
+
+    @property
+    def _allocated_theorem(self) -> str:
+        reference = self.reference()
+        return f"{'' if reference is None else reference.theorem}{_ALLOCATED}{COMPOSED_NUMERICALLY}"
 
     def best(self) -> Claim:
         """The smallest claim of all."""
@@ -303,10 +289,6 @@ class Proof(ABC):
         )
 
 
-def _allocated_theorem(reference: CeilingReference) -> str:
-    return f"{reference.theorem}{_ALLOCATED}{COMPOSED_NUMERICALLY}"
-
-
 def _single(run: Run) -> Pair:
     """One pair of what a step releases."""
     return run[0][0] if len(run) == run[0][1] == 1 else ComposedPair(run)
@@ -315,13 +297,10 @@ def _single(run: Run) -> Pair:
 class NoProof(Proof):
     """No mechanism, or one about which no theorem is known."""
 
-    @property
-    @override
-    def no_reference(self) -> str:
-        return (
-            "nothing is proven about this mechanism; without noise an upload is a fixed function of the data that went "
-            "into it"
-        )
+    no_reference: ClassVar[str] = (
+        "nothing is proven about this mechanism; without noise an upload is a fixed function of the data that went "
+        "into it"
+    )
 
     @override
     def nominal(self) -> Claim:
@@ -340,19 +319,13 @@ class NoProof(Proof):
         return ()
 
 
-@lru_cache(maxsize=1024)
-def _allocated_epsilon(
-    reference: CeilingReference, slots: int, passes: int, delta: float, zero_out: bool, coarse: bool, known: float
-) -> float | None:
-    """Return epsilon of passes of balls in bins; kept, because a run asks again after each round."""
-    pairs = _allocation_pairs(reference, slots, zero_out, coarse)
-    return _largest_epsilon([((pair, passes),) for pair in pairs], delta, known)
-
-
-def _largest_epsilon(runs: Iterable[Run], delta: float, known: float) -> float | None:
+def _largest_epsilon(runs: tuple[Run, ...], delta: float, known: float) -> float | None:
     """Of composed pairs for both orders of the neighbours; ``None`` where one is out of range."""
     epsilons = [composed_epsilon(parts, delta, known) for parts in runs]
     return None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
+
+
+_allocated_epsilon = lru_cache(maxsize=1024)(_largest_epsilon)  # a run asks again after each round
 
 
 @lru_cache(maxsize=64)

@@ -51,6 +51,7 @@ class PureProof(Proof):
     """A mechanism whose participations consist of releases of the same pure epsilon."""
 
     amplifying: ClassVar[tuple[SamplingName, ...]] = ("fixed", "poisson", "balls-in-bins")
+    renyi_theorem: ClassVar[str]  # what the Renyi privacy of a run without sampling rests on
 
     @property
     @abstractmethod
@@ -66,11 +67,6 @@ class PureProof(Proof):
     @abstractmethod
     def pure_theorem(self) -> str:
         """What the pure figure of a run without sampling rests on."""
-
-    @property
-    @abstractmethod
-    def renyi_theorem(self) -> str:
-        """What the Renyi privacy of a run without sampling rests on."""
 
     @abstractmethod
     def step_rdp(self) -> Array:
@@ -162,9 +158,7 @@ class DirectionalProof(PureProof):
     )
 
     @staticmethod
-    def nominal_noise(
-        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
-    ) -> float:
+    def nominal_noise(epsilon: float, delta: float, calibration: CalibrationName, sensitivity: float) -> float:
         """Return kappa = epsilon / 2 (Faustini et al., Corollary 2)."""
         return epsilon / 2
 
@@ -209,13 +203,10 @@ class DirectionalProof(PureProof):
             "composition"
         )
 
-    @property
-    @override
-    def renyi_theorem(self) -> str:
-        return (
-            "Renyi accounting with the exact divergence of antipodal VMF distributions, "
-            "[log M((2a - 1) kappa) - log M(kappa)] / (a - 1), added over blocks and participations"
-        )
+    renyi_theorem: ClassVar[str] = (
+        "Renyi accounting with the exact divergence of antipodal VMF distributions, "
+        "[log M((2a - 1) kappa) - log M(kappa)] / (a - 1), added over blocks and participations"
+    )
 
     @override
     def step_rdp(self) -> Array:
@@ -238,15 +229,12 @@ class DirectionalProof(PureProof):
     @override
     def split_group(self, units: int) -> tuple[Run, ...]:
         passes = units * int(self.release.participations)
-        return replace(self, release=replace(self.release, participations=passes)).allocated_runs(self.reference())
+        return replace(self, release=replace(self.release, participations=passes)).allocated_runs()
 
-    @property
-    @override
-    def pair_theorem(self) -> str:
-        return (
-            "VMF distributions around opposite directions, which dominate (delta at every epsilon grows with the angle "
-            "between the centres)"
-        )
+    pair_theorem: ClassVar[str] = (
+        "VMF distributions around opposite directions, which dominate (delta at every epsilon grows with the angle "
+        "between the centres)"
+    )
 
     @override
     def reference(self) -> CeilingReference:
@@ -294,9 +282,7 @@ class LaplaceProof(PureProof):
     )
 
     @staticmethod
-    def nominal_noise(
-        epsilon: float, delta: float, calibration: CalibrationName = "analytic", sensitivity: float = 2.0
-    ) -> float:
+    def nominal_noise(epsilon: float, delta: float, calibration: CalibrationName, sensitivity: float) -> float:
         """Return scale = 1 / epsilon."""
         return 1 / epsilon
 
@@ -305,10 +291,7 @@ class LaplaceProof(PureProof):
         """Return 2 K scale / (sqrt(pi) B): noise scale C sqrt(2 K) / B over the signal C / sqrt(2 K / pi)."""
         return 2 * sum(dimensions) * noise / (math.sqrt(math.pi) * batch_size)
 
-    @property
-    @override
-    def pieces(self) -> int:
-        return 1
+    pieces: ClassVar[int] = 1
 
     @override
     def nominal(self) -> Claim:
@@ -331,14 +314,11 @@ class LaplaceProof(PureProof):
             "the Laplace mechanism with L1 sensitivity 2 clip_norm (Dwork et al. 2006, Prop. 1), basic composition"
         )
 
-    @property
-    @override
-    def renyi_theorem(self) -> str:
-        return (
-            "Renyi accounting of the Laplace mechanism with L1 sensitivity 2 clip_norm (Mironov 2017, Prop. 6, in one "
-            "coordinate; its divergence is convex in the shift, so a shift that is split over coordinates costs no "
-            "more), added over participations"
-        )
+    renyi_theorem: ClassVar[str] = (
+        "Renyi accounting of the Laplace mechanism with L1 sensitivity 2 clip_norm (Mironov 2017, Prop. 6, in one "
+        "coordinate; its divergence is convex in the shift, so a shift that is split over coordinates costs no "
+        "more), added over participations"
+    )
 
     @override
     def step_rdp(self) -> Array:
@@ -354,7 +334,7 @@ class LaplaceProof(PureProof):
 
     @override
     def split_group(self, units: int) -> tuple[Run, ...]:
-        return self.allocated_runs(self.reference()) if units == 1 else ()
+        return self.allocated_runs() if units == 1 else ()
 
     @override
     def reference(self) -> CeilingReference:
@@ -364,13 +344,10 @@ class LaplaceProof(PureProof):
         )
         return CeilingReference(((LaplaceReference(1 / self.noise), 1),), theorem)
 
-    @property
-    @override
-    def pair_theorem(self) -> str:
-        return (
-            "Laplace distributions of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (spread "
-            "over several coordinates, the same shift has no larger delta at any epsilon)"
-        )
+    pair_theorem: ClassVar[str] = (
+        "Laplace distributions of one coordinate at the full L1 sensitivity 2 clip_norm, which dominate (spread "
+        "over several coordinates, the same shift has no larger delta at any epsilon)"
+    )
 
 
 # Kept, because a run asks again after each round.

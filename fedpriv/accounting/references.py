@@ -28,11 +28,11 @@ _DEVIATIONS = 9.0  # beyond so many standard deviations a normal law has a proba
 _LOWER_DEVIATIONS = 50.0  # and a Gamma law, which directions in few dimensions come close to, 1e-16
 _LOWEST_LOSS = -600.0  # exp of 710 overflows
 _PLAIN_CELLS = 500  # of the coordinate, beside those that are asked for
-_SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds 1e-6 of its variance
-_MOST_CELLS = 10**5  # of a single loss
+SHARE_OF_SPREAD = 0.003  # a grid of so many standard deviations of a loss adds 1e-6 of its variance
+MOST_CELLS = 10**5  # of a single loss
 _AT_ONCE = 2**20  # cells after composition by a single transform
 _JOINED_CELLS = 2**15  # of the losses of several blocks: a thousandth of their spread
-_MOST_LOSS = 600.0  # exp of 710 overflows
+LARGEST_LOSS = 600.0  # exp of 710 overflows
 _ROUNDING = 1e-12  # the Fourier transform rounds absolutely
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 _NOTHING = np.empty(0)
@@ -139,11 +139,9 @@ class CeilingReference:
     @property
     def interval(self) -> float:
         """The grid on which the loss of a participation is put."""
-        widest = max(min(pair.largest, _MOST_LOSS) - max(pair.smallest, -_MOST_LOSS) for pair, _ in self.parts)
-        interval = max(_SHARE_OF_SPREAD * self.spread, widest / _MOST_CELLS)
-        # The largest loss may have a probability of its own: it lies on the grid.
-        largest = min(max(pair.largest for pair, _ in self.parts), _MOST_LOSS)
-        return largest / math.ceil(largest / interval)
+        widest = max(min(pair.largest, LARGEST_LOSS) - max(pair.smallest, -LARGEST_LOSS) for pair, _ in self.parts)
+        largest = min(max(pair.largest for pair, _ in self.parts), LARGEST_LOSS)
+        return grid_interval(self.spread, widest, largest)
 
     def loss(self) -> LossDistribution:
         """Return the loss of one participation."""
@@ -303,6 +301,11 @@ class DirectionalReference(ReferencePair):
         return float(log_mgf(self.dimension, self.kappa))
 
 
+def grid_interval(spread: float, widest: float, largest: float, finest: float = 0.0) -> float:
+    """Return the grid of a loss; the largest, which may have a probability of its own, lies on it."""
+    return largest / math.ceil(largest / max(SHARE_OF_SPREAD * spread, widest / MOST_CELLS, finest))
+
+
 def grid(first: int, last: int, interval: float) -> Array:
     """Return the points of a grid from ``first`` to ``last`` intervals."""
     return np.arange(first, last + 1, dtype=np.float64) * interval
@@ -310,12 +313,12 @@ def grid(first: int, last: int, interval: float) -> Array:
 
 def rounded_loss(pair: ReferencePair, interval: float) -> LossDistribution:
     """Return the loss of a pair on a grid, rounded so that no delta gets smaller."""
-    ends = max(pair.smallest, -_MOST_LOSS), min(pair.largest, _MOST_LOSS)
+    ends = max(pair.smallest, -LARGEST_LOSS), min(pair.largest, LARGEST_LOSS)
     edges = grid(math.floor(ends[0] / interval), math.ceil(ends[1] / interval), interval)
     losses, masses = pair.law(edges)
-    far = losses > _MOST_LOSS
+    far = losses > LARGEST_LOSS
     kept = np.where(far, 0.0, masses)
-    law = LossDistribution.rounded(np.clip(losses, -_MOST_LOSS, _MOST_LOSS), kept, interval)
+    law = LossDistribution.rounded(np.clip(losses, -LARGEST_LOSS, LARGEST_LOSS), kept, interval)
     return replace(law, infinite=float(masses[far].sum()))
 
 
@@ -327,7 +330,7 @@ def _batch_loss(reference: CeilingReference) -> LossDistribution:
 
 
 def _blocks(law: LossDistribution, number: int) -> LossDistribution:
-    return law if number == 1 else repeated_loss(law, number).narrowed(_MOST_LOSS)
+    return law if number == 1 else repeated_loss(law, number).narrowed(LARGEST_LOSS)
 
 
 def repeated_loss(law: LossDistribution, count: int) -> LossDistribution:
@@ -345,7 +348,7 @@ def joined_loss(first: LossDistribution, second: LossDistribution) -> LossDistri
     fine, coarse = sorted((first, second), key=lambda law: law.interval)
     while fine.interval < 0.99 * coarse.interval:
         fine = fine.coarser()
-    joined = fine.composed_with(coarse).narrowed(_MOST_LOSS)
+    joined = fine.composed_with(coarse).narrowed(LARGEST_LOSS)
     while joined.masses.size > _JOINED_CELLS:
         joined = joined.coarser()
     return joined

@@ -72,10 +72,7 @@ class SkellamProof(Proof):
     whole_clients: ClassVar[bool] = True
     ratio: ClassVar[str] = "sigma sqrt(K) / B"
 
-    @property
-    @override
-    def no_reference(self) -> str:
-        return "a single upload is masked, and no ceiling for Skellam noise on the sum is known here"
+    no_reference: ClassVar[str] = "a single upload is masked, and no ceiling for Skellam noise on the sum is known here"
 
     @override
     def pure(self) -> Claim:

@@ -587,7 +587,7 @@ class NoisySettings(MechanismSettings):
         """Return the noise for which the mechanism's paper states the configured epsilon."""
         if self.epsilon is None:
             raise InputError(f"{self.name} has no nominal epsilon here")
-        return self.proof().nominal_noise(self.epsilon, self.delta, self.single_release)
+        return self.proof().nominal_noise(self.epsilon, self.delta, self.single_release, sensitivity=2.0)
 
     def with_noise(self, noise: float) -> Self:
         """Return these settings with this noise in place of any target."""
