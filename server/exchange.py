@@ -54,6 +54,11 @@ class Replies:
         failures = tuple(each for each in outcomes if isinstance(each, Failure))
         return cls(uploads, failures, sum(upload.state.nbytes for upload in uploads), bytes_down)
 
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Whose uploads they are."""
+        return tuple(upload.client for upload in self.uploads)
+
 
 @runtime_checkable
 class KnowsPartitions(Protocol):

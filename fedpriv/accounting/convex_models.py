@@ -188,10 +188,11 @@ class _ModelProof(Proof):
 
     @override
     def cheap_claims(self) -> list[Claim]:
-        return [
-            self.pure(),
-            *_composed(self.noise, self.release.participations, float(self.release.delta), self.theorem),
-        ]
+        times = self.release.participations
+        if times < 2:
+            return [self.pure()]
+        words = f"{self.theorem}, {times} times, by optimal composition (Kairouz, Oh and Viswanath 2017)"
+        return [self.pure(), Claim(pure_composition_epsilon(self.noise, times, float(self.release.delta)), words)]
 
     @property
     @override
@@ -243,13 +244,6 @@ class ObjectiveProof(_ModelProof):
     @override
     def notes(self) -> tuple[str, ...]:
         return (CLIENTS, _EXACT, _CHOSEN)
-
-
-def _composed(epsilon: float, times: int, delta: float, theorem: str) -> list[Claim]:
-    if times < 2:
-        return []
-    words = f"{theorem}, {times} times, by optimal composition (Kairouz, Oh and Viswanath 2017)"
-    return [Claim(pure_composition_epsilon(epsilon, times, delta), words)]
 
 
 def refuse_unsolvable(

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from fedpriv.core.algorithm import Handler
     from fedpriv.core.config.experiment import Experiment
     from fedpriv.core.randomness import NoiseStream
-    from fedpriv.core.records import Failure
     from fedpriv.core.world import State
     from fedpriv.server.exchange import Federation, Reached, Replies
-    from fedpriv.server.uploads import Upload
 
     Query = Callable[[Message, Context], Message]
 
@@ -54,8 +52,8 @@ class Transport(ABC):
         shape: tuple[int, int],
         each: int,
         sigma: float,
-    ) -> "VotesSum":
-        """Have clients vote on (Q, K) and return the sum of their noisy counts, all that reaches the server."""
+    ) -> "tuple[NDArray[np.float64], Replies]":
+        """Have clients vote and return the sum of their noisy counts (Q, K), all that the server can read of them."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +63,6 @@ class SharedNoise:
     sigma: float  # deviation on each number of the sum
     clients: int  # how many are asked
     stream: "NoiseStream"  # of this client's share
-
-
-@dataclass(frozen=True)
-class VotesSum:
-    """The sum of clients' votes, with their shares of the noise."""
-
-    counts: "NDArray[np.float64]"  # (Q, K)
-    clients: tuple[int, ...]  # which are in it
-    uploads: "tuple[Upload, ...]"  # one a client that is in it
-    failures: "tuple[Failure, ...]"  # the others, and why, ascending
-    bytes_up: int  # the size of the uploads
 
 
 def sums() -> Transport:

@@ -17,7 +17,7 @@ from fedpriv.mechanisms.machinery.model_noise import Fit, ModelNoiseSettings, We
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpriv.accounting.convex_models import Problem
+    from fedpriv.accounting.convex_models import ObjectiveTerms, Problem
 
 
 @MECHANISMS.register
@@ -34,15 +34,11 @@ class ObjectiveSettings(ModelNoiseSettings):
 
     @override
     def scale(self, problem: Problem) -> float:
-        from fedpriv.accounting.convex_models import objective_terms
-
-        return objective_terms(problem, self.target_epsilon).scale
+        return self._terms(problem).scale
 
     @override
     def released(self, problem: Problem, fit: Fit, generator: np.random.Generator) -> Weights:
-        from fedpriv.accounting.convex_models import objective_terms
-
-        terms = objective_terms(problem, self.target_epsilon)
+        terms = self._terms(problem)
         shape = problem.rows, problem.features
         tilt = spread_noise("laplace", terms.scale, shape, generator)
         weights = fit(terms.regularisation, tilt / problem.examples)
@@ -50,18 +46,16 @@ class ObjectiveSettings(ModelNoiseSettings):
 
     @override
     def solved(self, problem: Problem) -> tuple[Problem, float]:
-        from fedpriv.accounting.convex_models import SOLVER_TAIL, objective_terms
+        from fedpriv.accounting.convex_models import SOLVER_TAIL
 
-        terms = objective_terms(problem, self.target_epsilon)
+        terms = self._terms(problem)
         length = length_of_noise("laplace", terms.scale, problem.dimension, SOLVER_TAIL)
         return replace(problem, regularisation=terms.regularisation), length / problem.examples
 
     @override
     def shift(self, problem: Problem, tail: float) -> float:
-        from fedpriv.accounting.convex_models import objective_terms
-
         # The gradient changes by b / n everywhere, and the objective is strongly convex.
-        terms = objective_terms(problem, self.target_epsilon)
+        terms = self._terms(problem)
         length = length_of_noise("laplace", terms.scale, problem.dimension, tail / 2)
         cover = length_of_noise("laplace", terms.cover, problem.dimension, tail / 2)
         return length / (problem.examples * terms.regularisation) + cover
@@ -70,3 +64,8 @@ class ObjectiveSettings(ModelNoiseSettings):
     def longest(self, problem: Problem, tail: float) -> float:
         # More regularisation than lambda makes the minimum without noise no longer.
         return problem.longest + self.shift(problem, tail) + problem.tolerance / problem.regularisation
+
+    def _terms(self, problem: Problem) -> ObjectiveTerms:
+        from fedpriv.accounting.convex_models import objective_terms
+
+        return objective_terms(problem, self.target_epsilon)

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
 
-from fedpriv.core.transport import VotesSum, sums
+from fedpriv.core.transport import sums
 from fedpriv.engines.inline import simulated
 from fedpriv.prompts.classify import Classifier
 from fedpriv.prompts.client import Prompter, prompter_app
 from fedpriv.prompts.folder import NoisyCounts
-from fedpriv.server.exchange import Reached
+from fedpriv.server.exchange import Reached, Replies
 
 _ROUND = 1
 
@@ -26,11 +27,14 @@ def noisy_counts(classifier: Classifier, questions: Sequence[str], sigma: float)
         return torch.from_numpy(np.stack(named, axis=1))
 
     grid = simulated(prompter_app(Prompter(votes, sizes, labels, sigma, classifier.secret)), len(sizes))
-    summed = ask_prompters(Reached(grid, grid.nodes_by_partition(), sizes), questions, labels, config.prompts, sigma)
-    return NoisyCounts(tuple(map(tuple, summed.counts.tolist())), summed.clients, summed.failures)
+    reached = Reached(grid, grid.nodes_by_partition(), sizes)
+    counts, replies = ask_prompters(reached, questions, labels, config.prompts, sigma)
+    return NoisyCounts(tuple(map(tuple, counts.tolist())), replies.clients, replies.failures)
 
 
-def ask_prompters(clients: Reached, questions: Sequence[str], labels: int, prompts: int, sigma: float) -> VotesSum:
+def ask_prompters(
+    clients: Reached, questions: Sequence[str], labels: int, prompts: int, sigma: float
+) -> tuple[NDArray[np.float64], Replies]:
     """Have all clients vote on all questions at once, under masks, and return the sum of their noisy counts."""
     asked = RecordDict({"task": ConfigRecord({"questions": list(questions), "round": _ROUND})})
     contents = dict.fromkeys(range(len(clients.examples)), asked)

@@ -95,11 +95,11 @@ def test_clients_may_disappear_at_any_step(kind: str) -> None:
     """What is left still has the noise that is accounted for: its variance, chi-squared, beyond 6 but once in 1e9."""
     clients, left = 7, 5
     app = dropping(prompter_app(prompter(clients, SIGMA)), dict.fromkeys(range(left, clients), kind))
-    found = ask_prompters(reached(app, clients), ["?"] * 40, 2, 1, SIGMA)
+    counts, replies = ask_prompters(reached(app, clients), ["?"] * 40, 2, 1, SIGMA)
     there = clients if kind == "query.unmask" else left
-    assert found.clients == tuple(range(there))
-    assert [failure.client for failure in found.failures] == ([] if there == clients else [5, 6])
-    noise = found.counts - np.array([there, 0])
+    assert replies.clients == tuple(range(there))
+    assert [failure.client for failure in replies.failures] == ([] if there == clients else [5, 6])
+    noise = counts - np.array([there, 0])
     variance = SIGMA**2 * there / least_survivors(clients)
     assert variance >= SIGMA**2
     assert 1e-9 < stats.chi2(noise.size).cdf((noise**2).sum() / variance) < 1 - 1e-9
@@ -117,7 +117,7 @@ def test_a_client_that_fails_says_nothing_of_its_examples() -> None:
             raise ValueError("the secret text of an example")
         return torch.zeros(1, 40, dtype=torch.int64)
 
-    found = ask_prompters(reached(prompter_app(prompter(4, SIGMA, votes)), 4), ["?"] * 40, 2, 1, SIGMA)
+    _, found = ask_prompters(reached(prompter_app(prompter(4, SIGMA, votes)), 4), ["?"] * 40, 2, 1, SIGMA)
     assert [failure.client for failure in found.failures] == [2]
     assert "secret text" not in found.failures[0].reason and "log says why" in found.failures[0].reason
 

@@ -1,7 +1,7 @@
 """Private empirical risk minimisation as an algorithm of a federation."""
 
 from functools import partial
-from math import prod
+from math import inf, prod, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
@@ -73,9 +73,22 @@ class Erm(Rounds, ModelRelease):
 
     @override
     def check_shares(self, experiment: "Experiment", dataset: "Dataset", sizes: "NDArray[np.int64]") -> None:
-        from fedpriv.algorithms.erm.training import check_problems
+        """Refuse convex problems of which nothing is proven with the mechanism, or which float64 may not solve."""
+        from fedpriv.accounting.convex_models import refuse_unsolvable
+        from fedpriv.algorithms.erm.training import problem_of
+        from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
-        check_problems(experiment, dataset, sizes)
+        config = experiment.mechanism
+        if not isinstance(config, ModelNoiseSettings):
+            return
+        for examples in sorted(set(sizes.tolist())):
+            problem = problem_of(experiment, dataset, examples)
+            config.scale(problem)  # says what nothing is proven of
+            about = (
+                f"a client of {examples} examples with mechanism.target_epsilon = {config.target_epsilon:g} and "
+                f"erm.regularisation = {problem.regularisation:g}"
+            )
+            refuse_unsolvable(problem, "erm", about, config.solved)
 
     @override
     def warnings(self, world: "World") -> tuple[str, ...]:
@@ -87,25 +100,48 @@ class Erm(Rounds, ModelRelease):
     def released_model(
         self, world: "World", client: int, inputs: "Tensor", labels: "Tensor", plan: "Plan", noise: "NoiseStream | None"
     ) -> "Vector":
-        from fedpriv.algorithms.erm.training import client_model
+        from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length, trained_parameters
 
-        return client_model(world, client, inputs, labels, plan, noise)
+        length = feature_length(world)
+        return trained_parameters(
+            client_problem(world, client),
+            bounded_features(inputs, length),
+            labels.cpu().numpy(),
+            plan.config,
+            None if noise is None else noise.numpy(),
+            length,
+            world.initial.parameters,
+        )
 
     @override
     def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
-        from fedpriv.algorithms.erm.training import longest_parameters
+        from fedpriv.algorithms.erm.training import client_problem, feature_length
+        from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
-        return longest_parameters(world, plan, tail)
+        problem = client_problem(world, plan.client)
+        if not isinstance(plan.config, ModelNoiseSettings):
+            return inf
+        halves = sqrt(0.5) if problem.rows == 1 else 1.0
+        return halves * plan.config.longest(problem, tail) / feature_length(world)
 
     @override
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
-        from fedpriv.algorithms.erm.ledger import model_noise, public_parameters
+        from fedpriv.algorithms.erm.ledger import model_noise
+        from fedpriv.algorithms.erm.training import feature_length
         from fedpriv.algorithms.rounds.ledger import run_ledger
 
-        return run_ledger(world, folder, partial(model_noise, world), public_parameters(world))
+        public = {}  # numbers that the noise on a model follows from
+        if world.experiment.mechanism.protects:
+            erm, length = ErmConfig.required(world.experiment), feature_length(world)
+            public = {"regularisation": erm.regularisation, "tolerance": erm.tolerance, "feature_length": length}
+        return run_ledger(world, folder, partial(model_noise, world), public)
 
     @override
     def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
-        from fedpriv.algorithms.erm.ledger import erm_sentences
-
-        return erm_sentences(world, last)
+        """Say whether the model is better than naming the most frequent class everywhere."""
+        if last is None or last.accuracy is None or last.round == 0:
+            return ()
+        counts = world.dataset.y_test[world.measured_rows].bincount()
+        share = float(counts.max() / counts.sum())
+        place = "as good as" if last.accuracy == share else "below" if last.accuracy < share else "above"
+        return (f"That is {place} guessing the majority: the most frequent class is {share:.1%} of the test data.",)

@@ -1,13 +1,10 @@
-"""Ledger, warnings and result of runs of convex models (private ERM)."""
-
-from typing import Any
+"""Ledger and warnings of runs of convex models (private ERM)."""
 
 import numpy as np
 
 from fedpriv.algorithms.erm.settings import ErmConfig
-from fedpriv.algorithms.erm.training import client_problem, feature_length
+from fedpriv.algorithms.erm.training import client_problem
 from fedpriv.core.plan import Plan
-from fedpriv.core.records import RoundRecord
 from fedpriv.core.world import World
 from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
 
@@ -17,20 +14,6 @@ def model_noise(world: World, plan: Plan) -> float | None:
     if not isinstance(plan.config, ModelNoiseSettings):
         return plan.config.noise
     return plan.config.scale(client_problem(world, plan.client))
-
-
-def public_parameters(world: World) -> dict[str, Any]:
-    """Return public numbers that the noise on a model follows from; none where there is no noise."""
-    erm = ErmConfig.required(world.experiment)
-    if not world.experiment.mechanism.protects:
-        return {}
-    return {"regularisation": erm.regularisation, "tolerance": erm.tolerance, "feature_length": feature_length(world)}
-
-
-def majority(world: World) -> float:
-    """Return how often the class is right that is the most frequent one of the test data."""
-    counts = world.dataset.y_test[world.measured_rows].bincount()
-    return float(counts.max() / counts.sum())
 
 
 def erm_warnings(world: World) -> tuple[str, ...]:
@@ -70,12 +53,3 @@ def _long_noise(world: World, config: ModelNoiseSettings) -> tuple[str, ...]:
         f"client of {worst.examples} examples adds noise that may be longer than any model; fewer clients, a larger "
         "epsilon or a larger regularisation leave more",
     )
-
-
-def erm_sentences(world: World, last: RoundRecord | None) -> tuple[str, ...]:
-    """Say whether the model is better than naming the most frequent class everywhere."""
-    if last is None or last.accuracy is None or last.round == 0:
-        return ()
-    share = majority(world)
-    place = "as good as" if last.accuracy == share else "below" if last.accuracy < share else "above"
-    return (f"That is {place} guessing the majority: the most frequent class is {share:.1%} of the test data.",)

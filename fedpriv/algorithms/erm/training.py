@@ -13,12 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.accounting.convex_models import Problem, refuse_unsolvable
+from fedpriv.accounting.convex_models import Problem
 from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
-from fedpriv.core.plan import Plan
-from fedpriv.core.randomness import NoiseStream
 from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import Vector
@@ -30,25 +28,10 @@ _LOG = logging.getLogger(__name__)
 _PUBLIC_LENGTHS = 1000  # test images whose lengths say what features are divided by
 
 
-def problem_of(erm: ErmConfig, dataset: Dataset, examples: int) -> Problem:
+def problem_of(experiment: Experiment, dataset: Dataset, examples: int) -> Problem:
     """Return the public sizes of the problem of a client who holds so many examples of a data set."""
-    features = math.prod(dataset.shape) + 1
+    erm, features = ErmConfig.required(experiment), math.prod(dataset.shape) + 1
     return Problem(examples, features, dataset.classes, erm.regularisation, erm.tolerance)
-
-
-def check_problems(experiment: Experiment, dataset: Dataset, sizes: NDArray[np.int64]) -> None:
-    """Refuse convex problems of which nothing is proven with the mechanism, or which float64 may not solve."""
-    config = experiment.mechanism
-    if not isinstance(config, ModelNoiseSettings):
-        return
-    for examples in np.unique(sizes).tolist():
-        problem = problem_of(ErmConfig.required(experiment), dataset, examples)
-        config.scale(problem)  # says what nothing is proven of
-        about = (
-            f"a client of {examples} examples with mechanism.target_epsilon = {config.target_epsilon:g} and "
-            f"erm.regularisation = {problem.regularisation:g}"
-        )
-        refuse_unsolvable(problem, "erm", about, config.solved)
 
 
 def feature_length(world: World) -> float:
@@ -63,23 +46,7 @@ def _feature_length(world: World) -> float:
 
 def client_problem(world: World, client: int) -> Problem:
     """Return the public sizes of the problem that a client solves."""
-    return problem_of(ErmConfig.required(world.experiment), world.dataset, int(world.sizes[client]))
-
-
-def client_model(
-    world: World, client: int, inputs: Tensor, labels: Tensor, plan: Plan, noise: NoiseStream | None
-) -> Vector:
-    """Train a client's model on these examples and release it; see ``ModelRelease.released_model``."""
-    length = feature_length(world)
-    return trained_parameters(
-        client_problem(world, client),
-        bounded_features(inputs, length),
-        labels.cpu().numpy(),
-        plan.config,
-        None if noise is None else noise.numpy(),
-        length,
-        world.initial.parameters,
-    )
+    return problem_of(world.experiment, world.dataset, int(world.sizes[client]))
 
 
 def usual_length(inputs: Tensor) -> float:
@@ -124,15 +91,6 @@ def trained_parameters(
     layer = torch.from_numpy(rows / length)
     parts = (layer[:, :-1], layer[:, -1])
     return {name: part.to(value).reshape(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
-
-
-def longest_parameters(world: World, plan: Plan, tail: float) -> float:
-    """Return a length that the released parameters of the network exceed with probability ``tail`` at most."""
-    problem, mechanism = client_problem(world, plan.client), plan.config
-    if not isinstance(mechanism, ModelNoiseSettings):
-        return math.inf
-    halves = math.sqrt(0.5) if problem.rows == 1 else 1.0
-    return halves * mechanism.longest(problem, tail) / feature_length(world)
 
 
 def _minimum(

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from fedpriv.accounting.response import Response, label_guarantee
+from fedpriv.accounting.response import Response
 from fedpriv.algorithms.labels.settings import LabelSettings
 from fedpriv.core.randomness import NoiseStream
-from fedpriv.core.records import Guarantee
 from fedpriv.core.world import World
 
 
@@ -23,16 +22,3 @@ def changed_labels(labels: Tensor, response: Response, noise: NoiseStream) -> Te
     kept = noise.uniform(len(labels)) < response.keep
     steps = 1 + (noise.uniform(len(labels)) * (response.answers - 1)).long().clamp(max=response.answers - 2)
     return torch.where(kept, labels, (labels + steps) % response.answers)
-
-
-def label_claim(world: World) -> Guarantee:
-    """Return the ledger's line about labels."""
-    notes = [
-        "About labels alone. An image often shows its class: anyone who has the image, from its owner or from an "
-        "upload that nothing else protects, needs no label.",
-        "It is separate from the mechanism's claim and is never added to it: changing labels before training keeps "
-        "neighbouring data sets neighbours.",
-    ]
-    if world.experiment.noise == "reproducible":
-        notes.append("noise = 'reproducible': anyone who guesses the seed knows which labels were changed.")
-    return label_guarantee(response_of(world), [*notes, *world.taken_as_public])

@@ -73,9 +73,18 @@ class ChangedLabels(Preparation):
 
     @override
     def claim(self, world: "World") -> "Guarantee":
-        from fedpriv.algorithms.labels.client import label_claim
+        from fedpriv.accounting.response import label_guarantee
+        from fedpriv.algorithms.labels.client import response_of
 
-        return label_claim(world)
+        notes = [
+            "About labels alone. An image often shows its class: anyone who has the image, from its owner or from an "
+            "upload that nothing else protects, needs no label.",
+            "It is separate from the mechanism's claim and is never added to it: changing labels before training keeps "
+            "neighbouring data sets neighbours.",
+        ]
+        if world.experiment.noise == "reproducible":
+            notes.append("noise = 'reproducible': anyone who guesses the seed knows which labels were changed.")
+        return label_guarantee(response_of(world), [*notes, *world.taken_as_public])
 
     @override
     def record(self, world: "World", folder: "RunFolder", uploads: "Sequence[Upload]") -> None:

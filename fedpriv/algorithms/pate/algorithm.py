@@ -139,6 +139,12 @@ class Pate(Algorithm):
 
     @override
     def about_claim(self, experiment: "Experiment", worst: "Guarantee") -> str:
-        from fedpriv.algorithms.pate.ledger import claim_sentence
+        from fedpriv.core.records import shown_epsilon
 
-        return claim_sentence(experiment, worst)
+        at_server = PateConfig.required(experiment).noise_at == "server"
+        against = "anyone who sees answers and student" if at_server else "the server, too"
+        asked = f"{worst.participations} questions"
+        conditions = f"({worst.adjacency}; {asked}; against {against}; noise: {experiment.noise})"
+        if worst.epsilon is None:
+            return f"No finite epsilon is proven {conditions}."
+        return f"Proven for all answers: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}."

@@ -8,10 +8,8 @@ from fedpriv.accounting.votes import is_smooth
 from fedpriv.algorithms.pate.records import read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import noise_of_votes, teachers
-from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.numbers import several
-from fedpriv.core.records import shown_epsilon
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
 
@@ -116,13 +114,3 @@ def _check(world: World) -> None:
             f"pate.target_epsilon = {pate.target_epsilon:g} allows {most} questions, and with noise_at = 'clients' all "
             f"counts are released at once: set pate.queries = {most} or less"
         )
-
-
-def claim_sentence(experiment: Experiment, worst: Guarantee) -> str:
-    """Say what is proven of all answers."""
-    at_server = PateConfig.required(experiment).noise_at == "server"
-    against = "anyone who sees answers and student" if at_server else "the server, too"
-    conditions = f"({worst.adjacency}; {worst.participations} questions; against {against}; noise: {experiment.noise})"
-    if worst.epsilon is None:
-        return f"No finite epsilon is proven {conditions}."
-    return f"Proven for all answers: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}."

@@ -175,7 +175,7 @@ def _open(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     require_usable(replies, world.experiment.federation, _ROUND)
     votes = torch.cat([upload.state.parameters["votes"] for upload in replies.uploads]).to(torch.int16).numpy()
     counts = np.stack([np.bincount(column, minlength=world.dataset.classes) for column in votes.T])
-    voters = np.repeat([upload.client for upload in replies.uploads], per_client)
+    voters = np.repeat(replies.clients, per_client)
     return Poll(votes, voters.astype(np.int64), counts.astype(np.float64), replies.failures, replies.bytes_up)
 
 
@@ -184,10 +184,10 @@ def _masked(federation: Federation, contents: dict[int, RecordDict]) -> Poll:
     world = federation.world
     shape = (len(asked_rows(world)), world.dataset.classes)
     each = PateConfig.required(world.experiment).teachers_per_client
-    votes = sums().ask_for_votes(federation.reached, _ROUND, contents, shape, each, noise_of_votes(world))
-    require_usable(Replies(votes.uploads, votes.failures, 0, 0), world.experiment.federation, _ROUND)
+    counts, replies = sums().ask_for_votes(federation.reached, _ROUND, contents, shape, each, noise_of_votes(world))
+    require_usable(replies, world.experiment.federation, _ROUND)
     none = np.zeros((0, len(asked_rows(world))), dtype=np.int16)
-    return Poll(none, np.array(votes.clients, dtype=np.int64), votes.counts, votes.failures, votes.bytes_up)
+    return Poll(none, np.array(replies.clients, dtype=np.int64), counts, replies.failures, replies.bytes_up)
 
 
 def _student(world: World, answers: Sequence[VotedAnswer]) -> State:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
 
 from fedpriv.accounting.skellam import padded
 from fedpriv.algorithms.secure_aggregation.secrets import KEY_BYTES, agreed, combined, mask
 from fedpriv.core.errors import RunFailedError
 from fedpriv.core.federated import masked_weights
 from fedpriv.core.records import Failure
-from fedpriv.core.transport import VotesSum
 from fedpriv.core.world import State
 from fedpriv.mechanisms.machinery.quantisation import decoded
 from fedpriv.mechanisms.machinery.whole_numbers import Words, least_survivors, restored, split, votes_limit
@@ -71,8 +71,8 @@ def ask_for_sum(federation: Federation, number: int, states: Mapping[int, State]
     count = sum(value.numel() for vector in (initial.parameters, initial.buffers) for value in vector.values())
     masked = ask_for_masked_sum(federation.reached, number, questions, "train.masked", count)
     factors = masked_weights(world.sizes.tolist(), settings.weighting)
-    weight = sum(factors[client] for client in masked.clients)
-    mean = restored(masked.total, len(masked.clients), settings.secure_limit) / weight
+    weight = sum(factors[client] for client in masked.replies.clients)
+    mean = restored(masked.total, len(masked.replies.clients), settings.secure_limit) / weight
 
     def seen(words: Words) -> State:
         return _state(restored(words >> np.uint32(10), 1, settings.secure_limit), initial)
@@ -94,13 +94,13 @@ def _ask_for_noisy_sum(federation: Federation, number: int, states: Mapping[int,
     questions = federation.questions(number, states)
     count = padded(dimension)
     masked = ask_for_masked_sum(federation.reached, number, questions, "train.masked", count, share.survivors)
-    return _replies(states, masked, lambda words: state(words, 1), state(masked.total, len(masked.clients)))
+    return _replies(states, masked, lambda words: state(words, 1), state(masked.total, len(masked.replies.clients)))
 
 
 def _replies(states: Mapping[int, State], masked: "MaskedSum", seen: Callable[[Words], State], mean: State) -> Replies:
-    uploads = tuple(replace(upload, state=seen(_words(upload))) for upload in masked.uploads)
+    uploads = tuple(replace(upload, state=seen(_words(upload))) for upload in masked.replies.uploads)
     bytes_down = sum(states[client].nbytes for client in masked.asked)
-    return Replies(uploads, masked.failures, masked.bytes_up, bytes_down, mean)
+    return replace(masked.replies, uploads=uploads, bytes_down=bytes_down, mean=mean)
 
 
 @dataclass(frozen=True)
@@ -108,19 +108,8 @@ class MaskedSum:
     """The sum of what clients sent under masks."""
 
     total: Words  # modulo 2^32, (N,), without masks
-    uploads: tuple[Upload, ...]  # one a client that is in it; their numbers are masked
-    failures: tuple[Failure, ...]  # who was left out, and why, ascending
+    replies: Replies  # an upload for each client that is in it, whose numbers are masked
     asked: tuple[int, ...]  # who was asked for a masked upload
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """Who is in the sum."""
-        return tuple(upload.client for upload in self.uploads)
-
-    @property
-    def bytes_up(self) -> int:
-        """The size of what they sent."""
-        return sum(upload.state.nbytes for upload in self.uploads)
 
 
 def ask_for_masked_sum(
@@ -138,8 +127,8 @@ def ask_for_masked_sum(
     survivors = tuple(upload.client for upload in uploads)
     dropped = tuple(client for client in shares if client not in survivors)
     total = _unmasked(going, keys, survivors, dropped, [_words(upload) for upload in uploads])
-    failures = tuple(going.failures[client] for client in sorted(going.failures) if client not in survivors)
-    return MaskedSum(total, uploads, failures, tuple(shares))
+    failures = [going.failures[client] for client in sorted(going.failures) if client not in survivors]
+    return MaskedSum(total, Replies.of([*uploads, *failures], 0), tuple(shares))
 
 
 def ask_for_votes(
@@ -149,12 +138,11 @@ def ask_for_votes(
     shape: tuple[int, int],
     each: int,
     sigma: float,
-) -> VotesSum:
+) -> tuple[NDArray[np.float64], Replies]:
     """Have clients vote under masks and return the sum of their noisy counts; see ``Transport.ask_for_votes``."""
     limit = votes_limit(each, sigma, len(questions))
     found = ask_for_masked_sum(federation, number, questions, "train.masked_votes", shape[0] * shape[1])
-    counts = restored(found.total, len(found.clients), limit).reshape(shape).numpy()
-    return VotesSum(counts, found.clients, found.uploads, found.failures, found.bytes_up)
+    return restored(found.total, len(found.replies.clients), limit).reshape(shape).numpy(), found.replies
 
 
 def _public_keys(going: _Round, clients: Sequence[int]) -> dict[int, tuple[bytes, bytes]]:

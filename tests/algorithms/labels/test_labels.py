@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from torch.nn import functional
 
 from fedpriv.accounting.response import Response
-from fedpriv.algorithms.labels.client import label_claim
+from fedpriv.algorithms.labels.preparation import ChangedLabels
 from fedpriv.algorithms.labels.records import LabelsTold, read_survey
 from fedpriv.algorithms.labels.report import LabelsFinding
 from fedpriv.algorithms.labels.server import survey_of
@@ -70,12 +70,13 @@ def test_the_claim_says_what_is_taken_as_public(monkeypatch: pytest.MonkeyPatch)
     """Classes that are read off the labels, and weights that may have been learnt from them."""
     world = build_world(labelled())
     read_off = replace(world, dataset=replace(world.dataset, notes=("The classes were read off.",)))
-    assert label_claim(read_off).notes[-1] == "The classes were read off." != label_claim(world).notes[-1]
+    claim = ChangedLabels().claim
+    assert claim(read_off).notes[-1] == "The classes were read off." != claim(world).notes[-1]
     assert "data: the classes were read off." in warnings_for(read_off)
     for file, said in (("weights.safetensors", True), ("config.json", False)):
         monkeypatch.setattr(type(world.experiment.model), "files", lambda *_, name=file: (Path(name),))
-        claim = label_claim(replace(world, dataset=world.dataset))
-        assert any("no figure covers the data that they were learnt from" in note for note in claim.notes) == said
+        notes = claim(replace(world, dataset=world.dataset)).notes
+        assert any("no figure covers the data that they were learnt from" in note for note in notes) == said
 
 
 def test_without_the_key_nothing_is_another() -> None:
