@@ -69,14 +69,6 @@ class KnowsPartitions(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How many seconds the server waits for its clients in the beginning; ``None``: no limit."""
-
-    connect: float | None = None  # until all are connected
-    answer: float | None = None  # until all that are connected have said which client they are
-
-
-@dataclass(frozen=True)
 class Connected:
     """The clients that take part, and why the others do not."""
 
@@ -84,19 +76,24 @@ class Connected:
     absent: Mapping[int, str]  # by partition
 
 
-def find_clients(grid: Grid, count: int, patience: Patience, tell: Callable[[str], None]) -> Connected:
-    """Wait for the clients to connect and to say which partition each holds, a round's time; ``tell`` of the late."""
+def find_clients(
+    grid: Grid, count: int, tell: Callable[[str], None], connect: float | None = None, answer: float | None = None
+) -> Connected:
+    """Wait for the clients to connect and to say which partition each holds; ``tell`` of the late.
+
+    ``connect`` seconds until all are connected, and ``answer`` until they have said who they are; ``None``: no limit.
+    """
     if isinstance(grid, KnowsPartitions):
         return Connected(grid.nodes_by_partition(), {})
-    deadline = _deadline(patience.connect)
+    deadline = _deadline(connect)
     while len(nodes := list(grid.get_node_ids())) < count and time.monotonic() < deadline:
         time.sleep(_FIRST_PAUSE * 10)
     if not nodes:
-        raise RunFailedError(f"no client connected within {patience.connect:g} s")
-    named, failed = _ask_who_they_are(grid, nodes, count, patience.answer, tell)
+        raise RunFailedError(f"no client connected within {connect:g} s")
+    named, failed = _ask_who_they_are(grid, nodes, count, answer, tell)
     # A second node that says the same does not push the first one out.
     found = {named[node]: node for node in reversed(nodes) if named.get(node, -1) in range(count)}
-    silent = f"did not answer within {patience.answer:g} s which client it is" if patience.answer is not None else ""
+    silent = f"did not answer within {answer:g} s which client it is" if answer is not None else ""
     late = [f"SuperNode {node} {failed.get(node) or silent}" for node in nodes if node not in named]
     missing = [client for client in range(count) if client not in found]
     connected = "connected, but" if len(late) >= len(missing) else f"{NEVER_CONNECTED}, or"
@@ -225,9 +222,8 @@ class Clients:
 
     def federation(self, world: World) -> Federation:
         """Wait for the clients to connect."""
-        settings = world.experiment.federation
-        patience = Patience(self.connect_seconds, settings.round_timeout)
-        found = find_clients(self.grid, settings.clients, patience, self.progress.warn)
+        settings, tell = world.experiment.federation, self.progress.warn
+        found = find_clients(self.grid, settings.clients, tell, self.connect_seconds, settings.round_timeout)
         return Federation(self.grid, found.nodes, world, (self.announced or world.experiment).to_json(), found.absent)
 
 

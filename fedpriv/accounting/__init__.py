@@ -30,13 +30,10 @@ from fedpriv.accounting.guarantees import guarantee, proven_epsilon, running_eps
 from fedpriv.accounting.release import NoiseParameter, Release, release_with
 from fedpriv.accounting.renyi import ORDERS, gaussian_rdp, laplace_rdp, pure_rdp, rdp_to_epsilon, vmf_rdp
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
-from fedpriv.core.names import AdjacencyName, CalibrationName, SamplingName, UnitName
 from fedpriv.core.records import Ceiling, Guarantee, Ledger, LedgerLine
 
 __all__ = [
     "ORDERS",
-    "AdjacencyName",
-    "CalibrationName",
     "Ceiling",
     "Comparison",
     "Contender",
@@ -47,8 +44,6 @@ __all__ = [
     "OutOfReachError",
     "Point",
     "Release",
-    "SamplingName",
-    "UnitName",
     "amplified_pure",
     "amplified_rdp",
     "analytic_sigma",

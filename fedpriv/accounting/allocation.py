@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from fedpriv.accounting.numerical import powered
 from fedpriv.accounting.pairs import Pair, interpolated
-from fedpriv.accounting.references import CeilingReference
+from fedpriv.accounting.references import CeilingReference, batch_loss
 from fedpriv.accounting.renyi import ORDERS
 
 Array = NDArray[np.float64]
@@ -96,7 +96,7 @@ class AllocationPair(Pair):
     @cached_property
     def _tabulated(self) -> tuple[Array, Array]:
         """Epsilons from 0 to the largest, close to each other where the loss lies, and their deltas."""
-        coarse = np.linspace(0, _MARGIN * self._highest(_Ratios.of(self.reference), self.slots), _SEARCHED)
+        coarse = np.linspace(0, _MARGIN * self._highest(_ratios(self.reference), self.slots), _SEARCHED)
         # Beyond where delta is so small, by a cell; a continuous function of the noise, so that calibration finds it.
         small = max(_SMALL, 4 * self._rounding)
         end = float(coarse[1] + np.interp(-math.log(small), -np.log(self._bounds(coarse)), coarse))
@@ -107,13 +107,13 @@ class AllocationPair(Pair):
 
     def _bounds(self, epsilons: Array) -> Array:
         """Return delta or slightly more at ascending epsilons."""
-        ratios = _Ratios.of(self.reference)
+        ratios = _ratios(self.reference)
         deltas = self._above(ratios, epsilons) + ratios.infinite + self._rounding
         return np.asarray(np.minimum.accumulate(np.minimum(deltas, 1.0)), np.float64)
 
     def _highest(self, ratios: "_Ratios", slots: int) -> float:
         """Return about the largest loss."""
-        low, high = ratios.sums(slots - 1)
+        low, high = _sums(ratios, slots - 1)
         return math.log((ratios.values[-1] + high) / (ratios.least + low))
 
     def _above(self, ratios: "_Ratios", epsilons: Array) -> Array:
@@ -127,7 +127,7 @@ class AllocationPair(Pair):
         large, small, masses = ratios.opposite()
         masses = np.concatenate([masses, masses])
         rare = ratios.rare(self.slots)
-        low, high = ratios.sums(self.slots - 1)
+        low, high = _sums(ratios, self.slots - 1)
         found = np.empty(epsilons.size)
         for number, odds in enumerate(np.exp(epsilons)):
             own = np.concatenate([large, small]) - odds * np.minimum(np.concatenate([small, large]), rare)
@@ -135,7 +135,7 @@ class AllocationPair(Pair):
             lowered = np.minimum(own, enough)
             ends = low - odds * high, high - odds * low + _MOST_RARE * float(lowered.max())
             others = _Sum.of(lowered, masses, self.slots - 1, ends, self._grid[0])
-            cells, cell_masses = others.split(own, masses)
+            cells, cell_masses = _split(own, masses, others.cell)
             found[number] = self._rounded_up(cell_masses * cells * others.cell, others.above(-cells))
         return found
 
@@ -164,18 +164,18 @@ class ZeroOutAllocationPair(AllocationPair):
 
     @override
     def _highest(self, ratios: "_Ratios", slots: int) -> float:
-        low, high = ratios.sums(slots - 1)
+        low, high = _sums(ratios, slots - 1)
         return math.log(slots / (ratios.least + low) if self.comes else (ratios.values[-1] + high) / slots)
 
     @override
     def _above(self, ratios: "_Ratios", epsilons: Array) -> Array:
         count, odds = self.slots - 1, np.exp(epsilons)
-        low, high = ratios.sums(count)
+        low, high = _sums(ratios, count)
         if self.comes:
             # Here rare ratios are lowered to the largest that is not rare, which makes delta a little larger.
             values = np.minimum(ratios.values, ratios.rare(self.slots))
             others = _Sum.of(values, ratios.masses, count, (low, high), self._grid[0], _FINE_CELL)
-            cells, masses = others.split(values, ratios.masses)
+            cells, masses = _split(values, ratios.masses, others.cell)
             own = cells * others.cell
             return np.array(
                 [
@@ -188,7 +188,7 @@ class ZeroOutAllocationPair(AllocationPair):
             lowered = np.minimum(ratios.values, enough)
             ends = low, high + _MOST_RARE * float(lowered.max())
             others = _Sum.of(lowered, ratios.masses, count, ends, self._grid[0])
-            cells, masses = others.split(ratios.values, ratios.masses)
+            cells, masses = _split(ratios.values, ratios.masses, others.cell)
             own = cells * others.cell - odds[number]
             found[number] = self._rounded_up(masses * own, others.above(enough / others.cell - cells))
         return found
@@ -201,11 +201,6 @@ class _Ratios:
     values: Array  # (N,), ascending, from 0 on
     masses: Array  # (N,), their probabilities
     infinite: float  # the probability, with the example, of what does not happen without it
-
-    @classmethod
-    def of(cls, reference: CeilingReference) -> "_Ratios":
-        """Return the ratios of a step."""
-        return _ratios(reference)
 
     @property
     def least(self) -> float:
@@ -221,10 +216,6 @@ class _Ratios:
         """Return what the ratios of so many steps exceed with a small probability."""
         return float(self.values[np.flatnonzero(self._beyond * steps > _RARE)[-1]])
 
-    def sums(self, count: int) -> tuple[float, float]:
-        """Return between what the sum of so many ratios lies (Chernoff's bound), where rare ones are lowered."""
-        return _sums(self, count)
-
     def opposite(self) -> tuple[Array, Array, Array]:
         """Return the larger and the smaller of the ratios of two opposite gradients, and half of the probabilities.
 
@@ -239,7 +230,8 @@ class _Ratios:
 
 @lru_cache(maxsize=4)
 def _ratios(reference: CeilingReference) -> _Ratios:
-    loss = reference.loss()
+    """The ratios of a step."""
+    loss = batch_loss(reference)
     likely = loss.masses > 0
     values = np.exp(loss.losses[likely])
     masses = loss.masses[likely] / values
@@ -249,6 +241,7 @@ def _ratios(reference: CeilingReference) -> _Ratios:
 
 @lru_cache(maxsize=8)
 def _sums(ratios: _Ratios, count: int) -> tuple[float, float]:
+    """Between what the sum of so many ratios lies (Chernoff's bound), where rare ones are lowered."""
     values, masses = np.minimum(ratios.values, ratios.rare(count + 1)), ratios.masses
     deviation = math.sqrt(float(masses @ values**2) - float(masses @ values) ** 2)
     falling = np.geomspace(1e-4, 1e3, _ORDERS) / deviation
@@ -285,10 +278,6 @@ class _Sum:
         summed = scipy.fft.irfft(powered(scipy.fft.rfft(placed), count), size)
         return cls(cell, first, np.roll(summed, -(first % size)))
 
-    def split(self, values: Array, masses: Array) -> tuple[Array, Array]:
-        """Return values in cells, and their probabilities: each is split between two cells so that its mean stays."""
-        return _split(values, masses, self.cell)
-
     def above(self, cells: Array) -> Array:
         """Return the probability of a sum above so many cells."""
         return self._at_least[self._position(np.floor(cells) + 1)]
@@ -310,6 +299,7 @@ class _Sum:
 
 
 def _split(values: Array, masses: Array, cell: float) -> tuple[Array, Array]:
+    """Values in cells, and their probabilities: each is split between two cells so that its mean stays."""
     lower = np.floor(values / cell)
     upward = masses * (values / cell - lower)
     return np.concatenate([lower, lower + 1]), np.concatenate([masses - upward, upward])

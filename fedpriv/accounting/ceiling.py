@@ -36,6 +36,7 @@ from fedpriv.accounting.references import (
     SHARE_OF_SPREAD,
     CeilingReference,
     ReferencePair,
+    batch_loss,
     grid,
     grid_interval,
     joined_loss,
@@ -195,7 +196,7 @@ def _composed(reference: CeilingReference, count: int, rate: float) -> Callable[
     if rate == 1 and len(reference.parts) == 1:
         whole = repeated_loss(rounded_loss(pair, reference.interval), number * count)
     else:
-        whole = repeated_loss(reference.loss().tagged(rate), count)
+        whole = repeated_loss(batch_loss(reference).tagged(rate), count)
     return partial(_success, whole, count * reference.pieces)
 
 
@@ -211,7 +212,7 @@ def _hidden(proof: Proof, reference: CeilingReference) -> Callable[[float], floa
     M and A are neighbours under replace-one, M and M' have the reference pair. What is known without hiding holds, too.
     """
     rate, count = float(proof.release.rate), int(proof.release.participations)
-    batch = reference.loss()
+    batch = batch_loss(reference)
     replaced = proof.batch_pair()
     highest = min(amplified_pure(max(replaced.largest, float(batch.losses[-1])), rate), LARGEST_LOSS)
     lowest = amplified_pure(min(-float(batch.losses[0]), _RARE_LOSS), rate)

@@ -62,11 +62,9 @@ class Problem:
     tolerance: float = 0.0  # tau, the largest length of J's gradient at the end
 
     def __post_init__(self) -> None:
-        for name, value, least in (("examples", self.examples, 1), ("features", self.features, 1)):
-            if value < least:
+        for name, least in (("examples", 1), ("features", 1), ("classes", 2)):
+            if (value := getattr(self, name)) < least:
                 raise InputError(key=name, given=value, allowed=f"allowed are whole numbers from {least}")
-        if self.classes < 2:
-            raise InputError(key="classes", given=self.classes, allowed="allowed are whole numbers from 2")
         if not 0 < self.regularisation < math.inf:
             raise InputError(
                 key="regularisation",

@@ -393,12 +393,9 @@ class ComposedPair(Pair):
 
     @cached_property
     def _distribution(self) -> LossDistribution:
-        return _composed(self.parts, _interval(self.parts, max(pair.largest for pair, _ in self.parts)))
-
-
-def _composed(parts: tuple[tuple[Pair, int], ...], interval: float) -> LossDistribution:
-    single = [LossDistribution.of(pair, interval).repeated(count) for pair, count in parts]
-    return reduce(LossDistribution.composed_with, single)
+        interval = _interval(self.parts, max(pair.largest for pair, _ in self.parts))
+        single = [LossDistribution.of(pair, interval).repeated(count) for pair, count in self.parts]
+        return reduce(LossDistribution.composed_with, single)
 
 
 def _masses(pair: Pair, interval: float, end: float) -> tuple[Array, float]:

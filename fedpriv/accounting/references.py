@@ -143,10 +143,6 @@ class CeilingReference:
         largest = min(max(pair.largest for pair, _ in self.parts), LARGEST_LOSS)
         return grid_interval(self.spread, widest, largest)
 
-    def loss(self) -> LossDistribution:
-        """Return the loss of one participation."""
-        return _batch_loss(self)
-
 
 @dataclass(frozen=True)
 class NormalReference(ReferencePair):
@@ -323,14 +319,14 @@ def rounded_loss(pair: ReferencePair, interval: float) -> LossDistribution:
 
 
 @lru_cache(maxsize=1)
-def _batch_loss(reference: CeilingReference) -> LossDistribution:
-    """The loss of one participation; kept, because several bounds ask for it."""
+def batch_loss(reference: CeilingReference) -> LossDistribution:
+    """Return the loss of one participation; kept, because several bounds ask for it."""
     interval = reference.interval
-    return reduce(joined_loss, (_blocks(rounded_loss(pair, interval), number) for pair, number in reference.parts))
-
-
-def _blocks(law: LossDistribution, number: int) -> LossDistribution:
-    return law if number == 1 else repeated_loss(law, number).narrowed(LARGEST_LOSS)
+    laws = [(rounded_loss(pair, interval), number) for pair, number in reference.parts]
+    return reduce(
+        joined_loss,
+        (law if number == 1 else repeated_loss(law, number).narrowed(LARGEST_LOSS) for law, number in laws),
+    )
 
 
 def repeated_loss(law: LossDistribution, count: int) -> LossDistribution:

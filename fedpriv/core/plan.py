@@ -9,12 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from fedpriv.accounting import (
-    Guarantee,
-    Release,
-    SamplingName,
-    guarantee,
-)
+from fedpriv.accounting import Guarantee, Release, guarantee
 from fedpriv.accounting.correlated import noise_factors
 from fedpriv.accounting.proofs import PADDING_TAIL
 from fedpriv.accounting.release import Correlation
@@ -23,6 +18,7 @@ from fedpriv.core.algorithm import ModelRelease, algorithm_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.config.rules import correlation_of, noise_places
 from fedpriv.core.errors import InputError
+from fedpriv.core.names import SamplingName
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector

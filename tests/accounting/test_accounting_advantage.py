@@ -13,7 +13,6 @@ from scipy import optimize, stats
 
 from fedpriv.accounting import (
     Release,
-    SamplingName,
     calibrate_membership,
     guarantee,
     membership_bound,
@@ -21,6 +20,7 @@ from fedpriv.accounting import (
 )
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.core.errors import InputError
+from fedpriv.core.names import SamplingName
 from tests.cases import in_one_test
 
 PAIRS = [(0.0, 0.0), (0.5, 0.0), (1.0, 1e-5), (3.0, 0.1), (50.0, 0.0), (0.0, 0.3)]

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fedpriv.core.errors import RunFailedError
 from fedpriv.engines.inline import assume_server_identity
-from fedpriv.server.exchange import Connected, Patience, Reached, find_clients
+from fedpriv.server.exchange import Connected, Reached, find_clients
 
 Says = dict[int, int | str | None]
 CRASHED = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
@@ -67,9 +67,9 @@ def as_server() -> None:
     assume_server_identity(1)
 
 
-def found(says: Says, count: int, patience: Patience | None = None, **slow: Any) -> Connected:
+def found(says: Says, count: int, patience: tuple[float | None, float | None] = (None, None), **slow: Any) -> Connected:
     told: list[str] = []
-    connected = find_clients(cast(Grid, SlowGrid(says, **slow)), count, patience or Patience(), told.append)
+    connected = find_clients(cast(Grid, SlowGrid(says, **slow)), count, told.append, *patience)
     assert set(connected.nodes) | set(connected.absent) == set(range(count))
     return connected
 
@@ -80,24 +80,24 @@ def test_without_a_limit_every_client_is_waited_for() -> None:
 
 def test_who_is_connected_is_waited_for_as_long_as_a_round_waits() -> None:
     """The time to connect is over long before the first answer is there."""
-    assert found({70: 1, 30: 0}, 2, Patience(connect=0.01, answer=60), looks=8).nodes == {0: 30, 1: 70}
+    assert found({70: 1, 30: 0}, 2, (0.01, 60), looks=8).nodes == {0: 30, 1: 70}
 
 
 def test_with_a_limit_those_who_are_late_are_left_out_with_the_reason() -> None:
-    late = found({70: 1, 30: None, 90: 0}, 3, Patience(0.2, 0.1))
+    late = found({70: 1, 30: None, 90: 0}, 3, (0.2, 0.1))
     assert late.nodes == {0: 90, 1: 70}
     assert late.absent == {2: "connected, but SuperNode 30 did not answer within 0.1 s which client it is"}
-    assert found({70: 0}, 2, Patience(0.05, 0.1)).absent == {1: "never connected"}
-    broken = found({70: 0, 30: "no module 'x'"}, 3, Patience(0.05, 0.1))
+    assert found({70: 0}, 2, (0.05, 0.1)).absent == {1: "never connected"}
+    broken = found({70: 0, 30: "no module 'x'"}, 3, (0.05, 0.1))
     assert broken.absent == dict.fromkeys((1, 2), "never connected, or SuperNode 30 answered: no module 'x'")
     with pytest.raises(RunFailedError, match=r"no client connected within 0\.05 s"):
-        found({}, 3, Patience(0.05, 0.05))
+        found({}, 3, (0.05, 0.05))
 
 
 def test_the_server_says_which_clients_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.server.exchange._TELL_SECONDS", 0.02)
     told: list[str] = []
-    find_clients(cast(Grid, SlowGrid({70: 1, 30: None, 90: 0, 20: None})), 4, Patience(1, 0.2), told.append)
+    find_clients(cast(Grid, SlowGrid({70: 1, 30: None, 90: 0, 20: None})), 4, told.append, 1, 0.2)
     (said,) = told
     assert said.startswith("clients 2-3 have not answered within 0.02 s, though all SuperNodes are connected")
 
@@ -105,7 +105,7 @@ def test_the_server_says_which_clients_it_waits_for(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("losses", [[CRASHED], [UNSENT], [UNSENT, CRASHED]])
 def test_a_client_that_was_killed_or_whose_answer_was_lost_is_asked_once_more(losses: list[Error]) -> None:
     is_once = len(losses) == 1
-    connected = found({70: 1, 30: 0}, 2, Patience(1, 1), losses={30: losses})
+    connected = found({70: 1, 30: 0}, 2, (1, 1), losses={30: losses})
     assert connected.nodes == ({0: 30, 1: 70} if is_once else {1: 70})
     reason = f"connected, but SuperNode 30 answered: {UNSENT.reason}"
     assert connected.absent == ({} if is_once else {0: reason})

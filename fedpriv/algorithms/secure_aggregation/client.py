@@ -12,6 +12,7 @@ for one set of survivors: the difference of two sums is an upload.
 import os
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from fedpriv.mechanisms.machinery.whole_numbers import Words, flat, least_surviv
 
 _STATE = "secure-aggregation"
 _NONCE_BYTES = 12
+T = TypeVar("T")
 
 
 def train_masked(answering: Answering, message: Message, context: Context) -> Message:
@@ -67,8 +69,8 @@ def offer_keys(message: Message, context: Context) -> Message:
 def share_secrets(message: Message, context: Context) -> Message:
     """Split this round's seed and key among the clients named in the message; each part is encrypted for its client."""
     asked, own = _asked(message), _at(message, context, "keys")
-    me, clients = partition_of(context), _integers(asked, "clients")
-    publics, channels = _many(asked, "public"), _many(asked, "channel")
+    me, clients = partition_of(context), _many(asked, "clients", int)
+    publics, channels = _many(asked, "public", bytes), _many(asked, "channel", bytes)
     needed = least_survivors(len(clients))
     if len(clients) < 2 or len({*publics, *channels}) != 2 * len(clients) or sorted(set(clients)) != clients:
         raise ValueError("secure aggregation needs two clients or more, with keys that are all different")
@@ -119,10 +121,10 @@ def masked(message: Message, context: Context, words: Words, least: int = 0) -> 
     number = int(message.metadata.group_id)
     if int(str(message.content.config_records["task"]["round"])) != number:
         raise ValueError(f"the keys of round {number} mask no upload of another round")
-    me, clients = partition_of(context), _integers(own, "clients")
+    me, clients = partition_of(context), _many(own, "clients", int)
     held: dict[int, tuple[bytes, bytes]] = {me: (_bytes(own, "seed_share"), _bytes(own, "key_share"))}
-    keys = dict(zip(clients, _many(own, "channel_keys"), strict=True))
-    for other, ciphertext in zip(_integers(asked, "from"), _many(asked, "ciphertexts"), strict=True):
+    keys = dict(zip(clients, _many(own, "channel_keys", bytes), strict=True))
+    for other, ciphertext in zip(_many(asked, "from", int), _many(asked, "ciphertexts", bytes), strict=True):
         opened = _opened(keys[other], ciphertext, other, me)
         held[other] = (opened[: len(opened) // 2], opened[len(opened) // 2 :])
     least = max(least, least_survivors(len(clients)))
@@ -146,15 +148,15 @@ def masked(message: Message, context: Context, words: Words, least: int = 0) -> 
 def give_shares(message: Message, context: Context) -> Message:
     """Reply with the shares that take the masks off the sum, and forget this round's secrets."""
     asked, own = _asked(message), _at(message, context, "masked")
-    survivors, dropped, held = _integers(asked, "survivors"), _integers(asked, "dropped"), _integers(own, "held")
+    survivors, dropped, held = _many(asked, "survivors", int), _many(asked, "dropped", int), _many(own, "held", int)
     context.state.config_records.pop(_STATE)
     if sorted({*survivors, *dropped}) != sorted(held) or set(survivors) & set(dropped):
         raise ValueError("every client that is masked towards either survived or dropped out")
     if len(survivors) < int(str(own["least"])):
         raise ValueError(f"the sum of {len(survivors)} clients is not unmasked")
     _settle(message, context, "survivors", survivors)
-    seeds = dict(zip(held, _many(own, "seed_shares"), strict=True))
-    keys = dict(zip(held, _many(own, "key_shares"), strict=True))
+    seeds = dict(zip(held, _many(own, "seed_shares", bytes), strict=True))
+    keys = dict(zip(held, _many(own, "key_shares", bytes), strict=True))
     return _reply(message, seeds=[seeds[client] for client in survivors], keys=[keys[client] for client in dropped])
 
 
@@ -168,7 +170,7 @@ QUERIES = {"keys": offer_keys, "shares": share_secrets, "unmask": give_shares}
 def _pairwise(own: ConfigRecord, me: int, others: Sequence[int], count: int) -> Words:
     """The sum of the masks shared with each other client: one of the two adds it, the other takes it off."""
     total = np.zeros(count, dtype=np.uint32)
-    publics = dict(zip(_integers(own, "clients"), _many(own, "publics"), strict=True))
+    publics = dict(zip(_many(own, "clients", int), _many(own, "publics", bytes), strict=True))
     private = X25519PrivateKey.from_private_bytes(_bytes(own, "secret"))
     for other in others:
         words = mask(agreed(private, publics[other], "mask"), count)
@@ -220,13 +222,6 @@ def _reply(message: Message, **values: object) -> Message:
     return Message(RecordDict({"answer": ConfigRecord(values)}), reply_to=message)  # type: ignore[arg-type]
 
 
-def _integers(record: ConfigRecord, key: str) -> list[int]:
-    value = record[key]
-    if not isinstance(value, list) or not all(isinstance(number, int) for number in value):
-        raise TypeError(f"{key} is {value!r}, expected whole numbers")
-    return [int(number) for number in value if isinstance(number, int)]
-
-
 def _bytes(record: ConfigRecord, key: str) -> bytes:
     value = record[key]
     if not isinstance(value, bytes):
@@ -234,8 +229,8 @@ def _bytes(record: ConfigRecord, key: str) -> bytes:
     return value
 
 
-def _many(record: ConfigRecord, key: str) -> list[bytes]:
+def _many(record: ConfigRecord, key: str, kind: type[T]) -> list[T]:
     value = record[key]
-    if not isinstance(value, list) or not all(isinstance(text, bytes) for text in value):
-        raise TypeError(f"{key} is not a list of strings of bytes")
-    return [text for text in value if isinstance(text, bytes)]
+    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+        raise TypeError(f"{key} is {value!r}, expected a list of {kind.__name__}")
+    return [each for each in value if isinstance(each, kind)]

@@ -81,29 +81,27 @@ class Filter(Mechanism):
 
     @override
     def expected(self, gradient: "Vector") -> "Vector":
-        return _like(self.settings.filtered(_flat(gradient)), gradient)
+        from fedpriv.mechanisms.machinery.whole_numbers import split
+
+        return split(self.settings.filtered(_flat(gradient)), gradient)
 
     @override
     def fitted(self, gradient: "Vector", released: "Vector") -> "Vector":
         """Return the release, off by what the gradient has outside of what the release allows; differentiable."""
         import torch
 
+        from fedpriv.mechanisms.machinery.whole_numbers import split
+
         told = _flat(released)
         least, most = self.settings.within(told)
         numbers = self.settings.on_scale(_flat(gradient), told)
-        return _like(told + numbers - torch.minimum(torch.maximum(numbers, least), most), gradient)
+        return split(told + numbers - torch.minimum(torch.maximum(numbers, least), most), gradient)
 
 
 def _flat(vector: "Vector") -> "Tensor":
     import torch
 
     return torch.cat([value.flatten() for value in vector.values()])
-
-
-def _like(numbers: "Tensor", vector: "Vector") -> "Vector":
-    sizes = [value.numel() for value in vector.values()]
-    parts = zip(vector.items(), numbers.split(sizes), strict=True)
-    return {name: part.view(value.shape) for (name, value), part in parts}
 
 
 def recognised(upload: "Vector") -> FilterSettings | None:
