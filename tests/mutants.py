@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         "VMF draws with one twentieth more concentration",
         "fedpriv/mechanisms/vmf.py",
-        "released |= draw_sum(gradients, self.kappa, scale,",
-        "released |= draw_sum(gradients, 1.05 * self.kappa, scale,",
+        "draws = Draws(self.kappa,",
+        "draws = Draws(1.05 * self.kappa,",
         "tests/mechanisms",
     ),
     Mutant(

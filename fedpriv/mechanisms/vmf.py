@@ -136,35 +136,35 @@ class VmfMechanism(BlockMechanism):
 
     @override
     def release_each(self, gradients: StackedGradients, batch_size: int, noises: Sequence[NoiseStream]) -> Vector:
-        from fedpriv.mechanisms.machinery.vmf_sampling import draw_sums
+        from fedpriv.mechanisms.machinery.vmf_sampling import Draws, draw_sums
 
         if block_length(self.blocks) is not None or self.least_draws:
             return super().release_each(gradients, batch_size, noises)
         check_batch_size(batch_size)
         admitted = cast("StackedGradients", self._admitted(gradients))
-        rngs = [noise.numpy() for noise in noises]
+        draws = [Draws(self.kappa, self.scale / batch_size, noise, noise.numpy()) for noise in noises]
         released: Vector = {}
         for block in self.directions(tuple(gradients.shapes)):
-            released |= draw_sums(admitted, self.kappa, self.scale / batch_size, block, noises, rngs)
+            released |= draw_sums(admitted, block, draws)
         return released
 
     def _release(self, gradients: GradientOperator, batch_size: int, noise: NoiseStream) -> Vector:
         from fedpriv.gradients import zeros_like
         from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
-        from fedpriv.mechanisms.machinery.vmf_sampling import draw_sum
+        from fedpriv.mechanisms.machinery.vmf_sampling import Draws, draw_sum
 
-        rng, scale = noise.numpy(), self.scale / batch_size
+        draws = Draws(self.kappa, self.scale / batch_size, noise, noise.numpy())
         padding = max(0, self.least_draws - gradients.examples)
         released: Vector = {}
         if block_length(self.blocks) is None:
             for block in self.directions(tuple(gradients.shapes)):
-                released |= draw_sum(gradients, self.kappa, scale, block, noise, rng, padding)
+                released |= draw_sum(gradients, block, draws, padding)
             return released
         runs = block_runs(self.blocks, [shape.numel() for shape in gradients.shapes.values()])
-        released = draw_block_sums(gradients, self.kappa, scale, runs, noise, rng)
+        released = draw_block_sums(gradients, runs, draws)
         if not padding:
             return released
-        more = draw_block_sums(zeros_like(gradients, padding), self.kappa, scale, runs, noise, rng)
+        more = draw_block_sums(zeros_like(gradients, padding), runs, draws)
         return {name: value + more[name] for name, value in released.items()}
 
     def expected(self, gradient: Vector) -> Vector:

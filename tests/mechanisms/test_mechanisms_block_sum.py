@@ -17,6 +17,7 @@ from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.machinery import block_sum as block_sum_module
 from fedpriv.mechanisms.machinery.base import block_length, block_runs, block_sizes
 from fedpriv.mechanisms.machinery.block_sum import draw_block_sums
+from fedpriv.mechanisms.machinery.vmf_sampling import Draws
 from fedpriv.mechanisms.vmf import VmfMechanism
 from tests.cases import in_one_test
 from tests.noise import stream
@@ -71,9 +72,9 @@ def drawn_together(rows: Floats, kappa: float, length: int, count: int, dtype: t
     whole = rows.shape[1] - rows.shape[1] % length
     ends = rows.shape[1] - whole
     laid = np.concatenate([np.tile(rows[:, :whole], count), np.tile(rows[:, whole:], count)], axis=1)
-    generator, rng = stream(seed), np.random.default_rng(seed)
+    draws = Draws(kappa, 1.0, stream(seed), np.random.default_rng(seed))
     runs = [(count * whole // length, length), *([(count, ends)] if ends else [])]
-    released = draw_block_sums(DenseGradients({"a": torch.tensor(laid, dtype=dtype)}), kappa, 1.0, runs, generator, rng)
+    released = draw_block_sums(DenseGradients({"a": torch.tensor(laid, dtype=dtype)}), runs, draws)
     sums = released["a"].double().numpy()
     return np.concatenate(
         [sums[: count * whole].reshape(count, -1), sums[count * whole :].reshape(count, ends)], axis=1

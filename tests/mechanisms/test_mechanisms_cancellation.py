@@ -300,7 +300,8 @@ def test_a_direction_depends_on_its_row_alone() -> None:
 def directions_of(gradients: GradientOperator, block: str) -> list[bool]:
     """Which gradients have a direction."""
     with recorded() as used:
-        vmf_sampling.draw_sum(gradients, 3.0, 1.0, (block,), stream(), np.random.default_rng(1))
+        draws = vmf_sampling.Draws(3.0, 1.0, stream(), np.random.default_rng(1))
+        vmf_sampling.draw_sum(gradients, (block,), draws)
     return [bool(scale > 0) for directions, _ in used for scale in directions.scales.flatten()]
 
 

@@ -18,10 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import Block, GradientOperator, Vector, flattened
 from fedpriv.mechanisms.machinery.base import block_runs
-from fedpriv.mechanisms.machinery.vmf_sampling import wood_parameter
+from fedpriv.mechanisms.machinery.vmf_sampling import Draws, wood_parameter
 
 # Random numbers inside programs of Triton (Tillet, Kung and Cox 2019): ChaCha with twelve rounds (Bernstein 2008), a
 # stream cipher. A block is counted by four numbers; the caller uses none twice.
@@ -140,18 +139,18 @@ PROPOSALS = tl.constexpr(5)
 SMALLEST = tl.constexpr(torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps)
 
 
-def draw_fused_sums(gradients: GradientOperator, kappa: float, scale: float, length: int, noise: NoiseStream) -> Vector:
+def draw_fused_sums(gradients: GradientOperator, length: int, draws: Draws) -> Vector:
     """Draw what :func:`~fedpriv.mechanisms.machinery.block_sum.draw_block_sums` draws."""
     total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
-    key = torch.frombuffer(bytearray(noise.key() + noise.key()), dtype=torch.int32).to(total.device)
+    key = torch.frombuffer(bytearray(draws.noise.key() + draws.noise.key()), dtype=torch.int32).to(total.device)
     calls = count()
     start = 0
     with torch.cuda.device_of(total):  # where Triton starts its programs
         for names in _spans(gradients, length):
             numbers = gradients.dimension(names)
-            _add_span(total[start : start + numbers], gradients, names, kappa, length, key, calls)
+            _add_span(total[start : start + numbers], gradients, names, draws.kappa, length, key, calls)
             start += numbers
-    return gradients.vector(total.mul_(scale))
+    return gradients.vector(total.mul_(draws.scale))
 
 
 def _spans(gradients: GradientOperator, length: int) -> Iterator[Block]:

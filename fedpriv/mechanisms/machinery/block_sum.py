@@ -22,12 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.core.randomness import NoiseStream
 from fedpriv.gradients import GradientOperator, Vector, flattened
 from fedpriv.gradients.normal import standard_normal
 from fedpriv.gradients.numerics import row_norms, scaled_norms
 from fedpriv.gradients.operator import in_double
-from fedpriv.mechanisms.machinery.vmf_sampling import Cosines, draw_cosines
+from fedpriv.mechanisms.machinery.vmf_sampling import Cosines, Draws, draw_cosines
 
 # Numbers that are worked on together: few enough to stay in the cache.
 CHUNK = 1 << 19
@@ -36,14 +35,7 @@ CHUNK = 1 << 19
 MOST_FUSED = 256
 
 
-def draw_block_sums(
-    gradients: GradientOperator,
-    kappa: float,
-    scale: float,
-    runs: Sequence[tuple[int, int]],
-    noise: NoiseStream,
-    rng: np.random.Generator,
-) -> Vector:
+def draw_block_sums(gradients: GradientOperator, runs: Sequence[tuple[int, int]], draws: Draws) -> Vector:
     """Draw ``scale`` times the sum over the batch of gradients whose blocks b are replaced by VMF(b / |b|, kappa).
 
     A block counts as zero, and gets a uniform direction, when its norm is below the smallest normal number over the
@@ -52,7 +44,7 @@ def draw_block_sums(
     if _fused(gradients, runs):
         from fedpriv.mechanisms.machinery.block_kernel import draw_fused_sums
 
-        return draw_fused_sums(gradients, kappa, scale, runs[0][1], noise)
+        return draw_fused_sums(gradients, runs[0][1], draws)
     total = torch.zeros(gradients.dimension(), dtype=gradients.dtype, device=gradients.device)
     ends = [count * size for count, size in runs]
     # The rows, the same laid end to end, and what a draw needs when a block is most of the parameters.
@@ -62,8 +54,8 @@ def draw_block_sums(
         flat = torch.cat([flattened(value) for value in rows.values()], dim=1)
         parts = zip(runs, total.split(ends), flat.split(ends, dim=1), strict=True)
         for (_, size), sums, written in parts:
-            _add_draws(sums.view(-1, size), written.unflatten(1, (-1, size)), kappa, noise, rng)
-    return gradients.vector(total.mul_(scale))
+            _add_draws(sums.view(-1, size), written.unflatten(1, (-1, size)), draws)
+    return gradients.vector(total.mul_(draws.scale))
 
 
 @cache
@@ -81,27 +73,27 @@ def _fused(gradients: GradientOperator, runs: Sequence[tuple[int, int]]) -> bool
     return fits and makes_programs(gradients.device)
 
 
-def _add_draws(total: Tensor, rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Generator) -> None:
+def _add_draws(total: Tensor, rows: Tensor, draws: Draws) -> None:
     """Add to ``total`` (m, d) the sum over n examples of draws around the blocks in ``rows`` (n, m, d), in place."""
     examples, _, length = rows.shape
     step = max(1, CHUNK // (examples * length))
     for sums, blocks in zip(total.split(step), rows.split(step, dim=1), strict=True):
         if length == 1:
-            sums += _signs(blocks, kappa, rng).sum(dim=0)
+            sums += _signs(blocks, draws).sum(dim=0)
             continue
-        first, rest = _draws(blocks, kappa, noise, rng)
+        first, rest = _drawn(blocks, draws)
         sums[:, 0] += first.sum(dim=0)
         sums[:, 1:] += rest.sum(dim=0)
 
 
-def _draws(rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+def _drawn(rows: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """Draws around the blocks in ``rows`` (n, m, d): their first coordinates (n, m) and the others (n, m, d - 1)."""
     directions, present = _directions(rows)
     blocks = present.numel()
-    numbers = standard_normal(rows.numel(), noise, rows.dtype, rows.device)
+    numbers = standard_normal(rows.numel(), draws.noise, rows.dtype, rows.device)
     along, rest = numbers[:blocks].view(present.shape), numbers[blocks:].view(*present.shape, -1)
     lengths = row_norms(rest)
-    cosine, sine = _angles(along, lengths, present, kappa, rows.shape[2], rng)
+    cosine, sine = _angles(along, lengths, present, rows.shape[2], draws)
     # In one dimension there is no rest, and its length is 0.
     rest *= (sine / lengths.clamp_(min=torch.finfo(rows.dtype).tiny))[..., None]
     sign = torch.where(directions[..., 0] >= 0, 1, -1).to(rows.dtype)
@@ -111,11 +103,11 @@ def _draws(rows: Tensor, kappa: float, noise: NoiseStream, rng: np.random.Genera
     return first - share * normal, rest.sub_(share[..., None] * tail)
 
 
-def _signs(rows: Tensor, kappa: float, rng: np.random.Generator) -> Tensor:
+def _signs(rows: Tensor, draws: Draws) -> Tensor:
     """Draws around blocks of one number, (n, m, 1): its sign or the other one; either where there is no direction."""
     directions, present = _directions(rows)
-    kept = 1 / (1 + math.exp(-2 * kappa))
-    uniform = torch.from_numpy(rng.random(tuple(present.shape))).to(rows.device)
+    kept = 1 / (1 + math.exp(-2 * draws.kappa))
+    uniform = torch.from_numpy(draws.rng.random(tuple(present.shape))).to(rows.device)
     same = uniform < torch.where(present, kept, 0.5)
     return torch.where(same[..., None], directions, -directions)
 
@@ -131,9 +123,7 @@ def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     return directions, present.to(rows.device)
 
 
-def _angles(
-    along: Tensor, lengths: Tensor, present: Tensor, kappa: float, dimension: int, rng: np.random.Generator
-) -> tuple[Tensor, Tensor]:
+def _angles(along: Tensor, lengths: Tensor, present: Tensor, dimension: int, draws: Draws) -> tuple[Tensor, Tensor]:
     """Draw cosines and sines (n, m), from normal vectors' first coordinates and the lengths of the others.
 
     First coordinate over length is a uniform direction's cosine; blocks without a direction, not ``present``, keep it.
@@ -145,10 +135,12 @@ def _angles(
     uniform = Cosines(first / whole, rest / whole)
     chosen = np.flatnonzero(present.cpu().numpy())
     if chosen.size == whole.size:
-        drawn = draw_cosines(kappa, dimension, whole.size, rng, uniform)
+        drawn = draw_cosines(draws.kappa, dimension, whole.size, draws.rng, uniform)
     else:
         drawn = uniform
         proposals = Cosines(uniform.cosine[chosen], uniform.sine[chosen])
-        drawn.cosine[chosen], drawn.sine[chosen] = draw_cosines(kappa, dimension, chosen.size, rng, proposals)
+        drawn.cosine[chosen], drawn.sine[chosen] = draw_cosines(
+            draws.kappa, dimension, chosen.size, draws.rng, proposals
+        )
     cosine, sine = (torch.from_numpy(values).view(along.shape).to(along) for values in drawn)
     return cosine, sine

@@ -28,6 +28,16 @@ Floats = NDArray[np.float64]
 RECURRENCE_STEPS = 2000
 
 
+@dataclass(frozen=True)
+class Draws:
+    """What the draws of a batch are made with."""
+
+    kappa: float  # their concentration
+    scale: float  # of their sum
+    noise: NoiseStream  # normal numbers come from
+    rng: np.random.Generator  # all other random numbers come from
+
+
 class Cosines(NamedTuple):
     """Cosines of draws with their mean direction and the sines that belong to them, each of shape (count,)."""
 
@@ -200,14 +210,6 @@ def draw_small(kappa: float, dimension: int, rank: int, shape: tuple[int, int], 
     return SmallDraws(cosines.cosine.reshape(shape), cosines.sine.reshape(shape), outside, turns.reshape(groups, -1))
 
 
-def draw_small_each(
-    kappa: float, dimension: int, rank: int, shape: tuple[int, int], rngs: Sequence[np.random.Generator]
-) -> SmallDraws:
-    """Draw them for each of M batches of G groups from a generator of its own, (M G, ...); as :func:`draw_small`."""
-    each = [draw_small(kappa, dimension, rank, shape, rng) for rng in rngs]
-    return SmallDraws(*(np.concatenate(values) for values in zip(*each, strict=True)))
-
-
 # The sum of one von Mises-Fisher draw an example, drawn exactly without drawing any of them in R^K.
 #
 # Let mu_i = g_i / |g_i| be the directions of B gradients and y_i = t_i mu_i + a_i v_i their draws, with
@@ -306,29 +308,21 @@ class Outside(NamedTuple):
     lengths: Tensor  # (G,), of the sums
 
 
-def draw_sum(
-    gradients: GradientOperator,
-    kappa: float,
-    scale: float,
-    block: Block | None,
-    noise: NoiseStream,
-    rng: np.random.Generator,
-    padding: int = 0,
-) -> Vector:
+def draw_sum(gradients: GradientOperator, block: Block | None, draws: Draws, padding: int = 0) -> Vector:
     """Draw ``scale`` times the sum over the batch of VMF(g_i / |g_i|, kappa), uniform where rounding lost g_i.
 
     ``padding``: so many uniform directions are in the sum, too. The K-sized vectors are in the gradients' type and on
     their device, the small work is in float64 on the CPU.
     """
-    draws, dimension = gradients.examples + padding, gradients.dimension(block)
-    if draws > 1 and gradients.limits(block)[0] < TINY and not gradients.magnitudes(block).any():
-        numbers = standard_normal(dimension, noise, gradients.dtype, gradients.device)
-        length = draw_uniform_length(dimension, draws, rng)
-        return gradients.vector(numbers.mul_(scale * length / float(row_norms(numbers[None]))), block)
-    added, parts = draw_uniform_length(dimension, padding, rng), cut_groups(gradients, block)
+    count, dimension = gradients.examples + padding, gradients.dimension(block)
+    if count > 1 and gradients.limits(block)[0] < TINY and not gradients.magnitudes(block).any():
+        numbers = standard_normal(dimension, draws.noise, gradients.dtype, gradients.device)
+        length = draw_uniform_length(dimension, count, draws.rng)
+        return gradients.vector(numbers.mul_(draws.scale * length / float(row_norms(numbers[None]))), block)
+    added, parts = draw_uniform_length(dimension, padding, draws.rng), cut_groups(gradients, block)
     lengths = [added] + [0.0] * (len(parts) - 1)
     drawn = zip(parts, lengths, strict=True)
-    return _added(_draw_groups(*part, kappa, scale, block, noise, rng, length) for part, length in drawn)
+    return _added(_draw_groups(*part, block, draws, length) for part, length in drawn)
 
 
 def group_size(gradients: GradientOperator, block: Block | None) -> int:
@@ -367,22 +361,13 @@ def _added(sums: Iterator[Vector]) -> Vector:
     return total
 
 
-def _draw_groups(
-    gradients: GradientOperator,
-    groups: int,
-    kappa: float,
-    scale: float,
-    block: Block | None,
-    noise: NoiseStream,
-    rng: np.random.Generator,
-    added: float = 0.0,
-) -> Vector:
+def _draw_groups(gradients: GradientOperator, groups: int, block: Block | None, draws: Draws, added: float) -> Vector:
     """Draw the sum of the draws of groups of one size, and of ``added`` times a uniform direction."""
     size, dimension = gradients.examples // groups, gradients.dimension(block)
     columns = size + (added > 0)
     # Numbers inside the spans for as many dimensions as these have at most: vectors go into the inner products.
     small = groups * size * columns
-    numbers = standard_normal(small + groups * dimension, noise, gradients.dtype, gradients.device)
+    numbers = standard_normal(small + groups * dimension, draws.noise, gradients.dtype, gradients.device)
     vectors = numbers[small:].view(groups, dimension)
     spanned = directions_of(gradients, groups, block, vectors)
     if spanned is None:
@@ -391,20 +376,21 @@ def _draw_groups(
         each = (gradients.part(start, start + step) for start in range(0, gradients.examples, step))
         lengths = chain([added], repeat(0.0))
         drawn = zip(each, lengths)  # noqa: B905 (the lengths have no end)
-        return _added(_draw_groups(part, 1, kappa, scale, block, noise, rng, length) for part, length in drawn)
+        return _added(_draw_groups(part, 1, block, draws, length) for part, length in drawn)
     directions, basis = spanned
     normal = numbers[: groups * basis.rank * columns].cpu().double().view(groups, basis.rank, columns)
-    draws = draw_small(kappa, dimension, basis.rank, (groups, columns), rng)
+    small_draws = draw_small(draws.kappa, dimension, basis.rank, (groups, columns), draws.rng)
     uniform = torch.zeros(groups, columns - size, dtype=torch.float64)
     uniform[:1] = added
-    parts = made_parts(basis, directions.scales > 0, normal, draws, uniform)
+    parts = made_parts(basis, directions.scales > 0, normal, small_draws, uniform)
     coefficients = parts.along + times(basis.combination, parts.inside)
     if dimension == basis.rank:
-        return directions.combine(scale * coefficients)
+        return directions.combine(draws.scale * coefficients)
     outside = made_outside(directions, basis, vectors)
     stretch = parts.outside / outside.lengths
     numbers, factor = _combined(outside.numbers, stretch)
-    directions.add_combination(numbers, scale * factor, scale * (coefficients + stretch[:, None] * outside.correction))
+    coefficients = draws.scale * (coefficients + stretch[:, None] * outside.correction)
+    directions.add_combination(numbers, draws.scale * factor, coefficients)
     return gradients.vector(numbers, block)
 
 
@@ -560,45 +546,30 @@ def times(matrices: Tensor, vectors: Tensor) -> Tensor:
 # computed for all models at once, a model's groups of examples being some of all groups.
 
 
-def draw_sums(
-    gradients: StackedGradients,
-    kappa: float,
-    scale: float,
-    block: Block,
-    noises: Sequence[NoiseStream],
-    rngs: Sequence[np.random.Generator],
-) -> Vector:
+def draw_sums(gradients: StackedGradients, block: Block, each: Sequence[Draws]) -> Vector:
     """Draw for M models the sums of :func:`draw_sum`, (M, *shape); one by one where directions are nearly dependent."""
     cut = cut_groups(next(gradients.each()), block)
     groups = gradients.models * cut[0][1]
     directions = directions_of(gradients.flat, groups, block) if len(cut) == 1 else None
     if directions is None or directions[1].rank == gradients.dimension(block):
-        each = zip(gradients.each(), noises, rngs, strict=True)
-        sums = [draw_sum(own, kappa, scale, block, noise, rng) for own, noise, rng in each]
+        sums = [draw_sum(own, block, draws) for own, draws in zip(gradients.each(), each, strict=True)]
         return {name: torch.stack([vector[name] for vector in sums]) for name in block}
-    return _draw_together(gradients, *directions, kappa, scale, noises, rngs)
+    return _draw_together(gradients, *directions, each)
 
 
-def _draw_together(
-    gradients: StackedGradients,
-    directions: Directions,
-    basis: Basis,
-    kappa: float,
-    scale: float,
-    noises: Sequence[NoiseStream],
-    rngs: Sequence[np.random.Generator],
-) -> Vector:
-    models, block = gradients.models, directions.block
+def _draw_together(gradients: StackedGradients, directions: Directions, basis: Basis, each: Sequence[Draws]) -> Vector:
+    models, block, scale = gradients.models, directions.block, each[0].scale
     groups, size = directions.scales.shape
-    each, dimension, rank = groups // models, gradients.dimension(block), basis.rank
-    small = each * size * size
-    drawn = torch.empty(models, small + each * dimension, dtype=gradients.dtype, device=gradients.device)
-    for row, noise in zip(drawn, noises, strict=True):
-        fill_normal(row, noise)
-    normal = drawn[:, : each * rank * size].cpu().double().view(groups, rank, size)
-    draws = draw_small_each(kappa, dimension, rank, (each, size), rngs)
-    parts = made_parts(basis, directions.scales > 0, normal, draws)
-    outside = made_outside(directions, basis, drawn[:, small:].unflatten(1, (each, dimension)).flatten(0, 1))
+    own, dimension, rank = groups // models, gradients.dimension(block), basis.rank  # groups of each model
+    small = own * size * size
+    drawn = torch.empty(models, small + own * dimension, dtype=gradients.dtype, device=gradients.device)
+    for row, draws in zip(drawn, each, strict=True):
+        fill_normal(row, draws.noise)
+    normal = drawn[:, : own * rank * size].cpu().double().view(groups, rank, size)
+    smalls = [draw_small(draws.kappa, dimension, rank, (own, size), draws.rng) for draws in each]
+    together = SmallDraws(*(np.concatenate(values) for values in zip(*smalls, strict=True)))
+    parts = made_parts(basis, directions.scales > 0, normal, together)
+    outside = made_outside(directions, basis, drawn[:, small:].unflatten(1, (own, dimension)).flatten(0, 1))
     stretch = parts.outside / outside.lengths
     coefficients = parts.along + times(basis.combination, parts.inside) + stretch[:, None] * outside.correction
     totals = gradients.vector(_combined_stacks(outside.numbers, scale * stretch, models), block)
