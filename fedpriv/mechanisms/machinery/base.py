@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 class Mechanism(ABC):
     """A privacy mechanism; subclasses are frozen dataclasses of public numbers."""
 
-    name: ClassVar[str]  # as in the settings
     protects: ClassVar[bool] = True  # whether a release is anything but the mean gradient itself
     at_once: ClassVar[bool] = False  # whether it does the same to every number, so that models are released together
     least_draws: int = 0  # in each release, where each example gets a draw of its own; see :meth:`padded`
     constrains: ClassVar[bool] = False  # whether a release says of some numbers only between which values they lay
     asks_often: ClassVar[bool] = False  # whether more is asked of gradients than norms and a sum: more of them is kept
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As in the settings."""
 
     def padded(self, draws: int) -> Self:
         """Return this mechanism with at least so many draws in each release, where each example gets one of its own.

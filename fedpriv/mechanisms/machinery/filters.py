@@ -58,10 +58,14 @@ class FilterSettings(MechanismSettings):
 class Filter(Mechanism):
     """A filter as a mechanism, which adds no noise."""
 
-    name: ClassVar[str] = "filter"
     constrains: ClassVar[bool] = True
 
     settings: FilterSettings
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.settings.name
 
     def _release(self, gradients: "GradientOperator", batch_size: int, noise: "NoiseStream") -> "Vector":
         import torch
