@@ -100,7 +100,7 @@ def scored(truth: Truth, number: int, label: int | None, *, offered: int, picked
         releases=None if truth.releases is None else truth.releases[number],
         best=None if optimum is None else optimum.share,
         draws=0 if optimum is None else optimum.draws,
-        is_signal=not truth.columns and is_signal(*truth.images.shape[-2:]),
+        is_signal=not truth.columns and "words" not in fields and is_signal(*truth.images.shape[-2:]),
         **fields,
     )
 
