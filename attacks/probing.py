@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedpriv.attacks.access import Access
 from fedpriv.core.figure import CurvePoint, Figure
-from fedpriv.core.records.reading import Record
+from fedpriv.core.reading import Record
 from fedpriv.core.settings import Settings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing_extensions import override
 from fedpriv.core.figure import EpsilonBound, Figure, Interval
 from fedpriv.core.finding import RecordFinding, RunView, Section
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records.reading import FileRecord
+from fedpriv.core.reading import FileRecord
 from fedpriv.core.registry import FINDINGS
 
 

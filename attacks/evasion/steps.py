@@ -14,7 +14,7 @@ from fedpriv.attacks.intervals import binomial_upper
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import NormName
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records.reading import Record
+from fedpriv.core.reading import Record
 
 # What an evasion attack climbs: the loss of the network as it is, or through the expectation over its noise.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fedpriv.core.figure import CONFIDENCE, EpsilonBound, Figure
-from fedpriv.core.records.reading import FileRecord, Record
+from fedpriv.core.reading import FileRecord, Record
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedpriv.core.figure import Figure, Interval
-from fedpriv.core.records.reading import FileRecord, Record
+from fedpriv.core.reading import FileRecord, Record
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.numbers import decibel, decimal, figure, percent
+from fedpriv.core.reading import Record
 from fedpriv.core.settings import absent
 
 CONFIDENCE = 0.95
@@ -17,10 +18,8 @@ _ROUNDS_TO_ONE = 0.9995
 
 
 @dataclass(frozen=True)
-class Interval:
+class Interval(Record):
     """A figure and its interval."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
     value: float  # the figure
     low: float | None  # lower end; `None` where it is not known: of fewer than two values (or groups of values), say
@@ -41,10 +40,8 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Record):
     """What an attack achieved in one respect, between what a guess achieves and what no attack can exceed."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
     what: str  # is measured, in words
     measured: Interval  # on the scale of `unit`, with its interval where there is one
@@ -111,20 +108,16 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class CurvePoint:
+class CurvePoint(Record):
     """What an attack has after so many questions: a share, from 0 to 1."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
     queries: int
     share: float
 
 
 @dataclass(frozen=True)
-class EpsilonBound:
+class EpsilonBound(Record):
     """A lower bound on epsilon from an experiment."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
     epsilon: float  # at least 0; 0: the experiment shows nothing
     delta: float  # at which it is a bound

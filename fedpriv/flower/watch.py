@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedpriv.attacks.observation import in_order
+from fedpriv.core.reading import Record
 from fedpriv.core.records import LedgerLine
-from fedpriv.core.records.reading import Record
 from fedpriv.flower.arrays import Form
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.names import NormName
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records.reading import Record
+from fedpriv.core.reading import Record
 from fedpriv.robustness.noise import RobustnessNoise, noise_layers
 
 # Of float64 arithmetic: the error of a Gram matrix and its eigenvalues is thousands of times smaller.

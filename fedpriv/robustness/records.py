@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedpriv.attacks.evasion.steps import EvasionAttempt
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
+from fedpriv.core.reading import Record
 from fedpriv.core.records import FileRecord
-from fedpriv.core.records.reading import Record
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.norms import LayerNorms
 
@@ -98,10 +98,6 @@ class NoiseFacts(Record):
     model: str  # SHA-256 of the certified model's numbers, hexadecimal
     # that names sigma, with delta and size; `None` where sigma was given. It is no privacy budget.
     epsilon: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pydantic import Field
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.files import write_whole
 from fedpriv.core.npz import read_arrays, read_headers
+from fedpriv.core.reading import FileRecord, Record
 from fedpriv.core.records import Failure
-from fedpriv.core.records.reading import FileRecord, Record
 from fedpriv.core.runs import RunFolder
 
 _Share = Annotated[float, Field(ge=0, le=1)]

@@ -5,6 +5,7 @@
 """
 
 from fedpriv.core.figure import CONFIDENCE, Interval
+from fedpriv.core.reading import FileRecord, GrowingRecord, parse_json, read_file, read_text
 from fedpriv.core.records.attacks import (
     NUMBER_TOLERANCE,
     SSIM_WINDOW,
@@ -42,7 +43,6 @@ from fedpriv.core.records.ledger import (
     named_members,
     shown_epsilon,
 )
-from fedpriv.core.records.reading import FileRecord, GrowingRecord, parse_json, read_file, read_text
 from fedpriv.core.records.rounds import (
     Asked,
     ClientAccuracy,

@@ -1,14 +1,14 @@
 """The records of attacks on uploads: scores of images, rows and sentences, figures, and the threat model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from fedpriv.core.columns import is_signal
 from fedpriv.core.figure import CONFIDENCE, Figure, Interval
-from fedpriv.core.records.reading import Record
+from fedpriv.core.reading import Record
 from fedpriv.core.settings import absent
 
 SSIM_WINDOW = 11  # pixels a side, where they fit
@@ -153,11 +153,13 @@ class Score(Record):
     releases: int | None = None  # the number of releases that used the image up to this upload; `None`: unknown
     best: float | None = None  # estimated success rate of the best decision among the candidates; `None`: not computed
     draws: int = 0  # the number of uploads of that estimate
-    cells: RowScore | None = None  # scores of a table's row; `None`: it is something else
-    words: SentenceScore | None = None  # scores of a sentence; `None`: it is something else
+    # scores of a table's row; `None`: it is something else
+    cells: Annotated[RowScore | None, Field(exclude_if=absent)] = None
+    # scores of a sentence; `None`: it is something else
+    words: Annotated[SentenceScore | None, Field(exclude_if=absent)] = None
     # as torchmetrics computes it; `None`, and not in the file, without `report.ssim = "padded"`
-    ssim_padded: float | None = None
-    is_signal: bool = False  # told by the key of its number
+    ssim_padded: Annotated[float | None, Field(exclude_if=absent)] = None
+    is_signal: Annotated[bool, Field(exclude=True)] = False  # told by the key of its number
 
     @model_validator(mode="before")
     @classmethod
@@ -172,15 +174,9 @@ class Score(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The line, plain values."""
-        tree = asdict(self)
-        cells, words = tree.pop("cells"), tree.pop("words")
-        del tree["is_signal"]
-        if self.ssim_padded is None:
-            del tree["ssim_padded"]
-        absent = {"row": _OF_IMAGES, "sentence": (*_OF_IMAGES, *_OF_NUMBERS)}.get(self.kind, ())
-        named = {self.kind if key == "image" else key: tree[key] for key in tree if key not in absent}
-        own = {"cells": cells, "words": words}
-        return named | {key: value for key, value in own.items() if value is not None}
+        foreign = {"row": _OF_IMAGES, "sentence": (*_OF_IMAGES, *_OF_NUMBERS)}.get(self.kind, ())
+        tree = super().to_json()
+        return {self.kind if key == "image" else key: tree[key] for key in tree if key not in foreign}
 
     @property
     def kind(self) -> str:

@@ -3,12 +3,15 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import not_
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field
 
 from fedpriv.core.names import Adjacency
-from fedpriv.core.records.reading import Record
+from fedpriv.core.reading import Record
 
 _PART = re.compile(r"(0|[1-9]\d{0,17})(?:-([1-9]\d{0,17}))?|([1-9]\d{18,19})")  # the last: Flower's number of a node
 
@@ -246,14 +249,15 @@ class Ledger(Record):
     clients: tuple[LedgerLine, ...] = ()  # at least one line, worst first
     # what is proven about labels alone, where clients change them; a separate claim, never added to the clients'.
     # `None`: clients do not change labels.
-    labels: Guarantee | None = None
-    releases: tuple[DataRelease, ...] = ()  # releases of the data before training
+    labels: Annotated[Guarantee | None, Field(exclude_if=not_)] = None
+    # releases of the data before training
+    releases: Annotated[tuple[DataRelease, ...], Field(exclude_if=not_)] = ()
     # where noise is added to the sum of a round's uploads: what is proven against each observer. Each is a
     # statement about the whole run; they are not added up.
-    views: tuple[LedgerView, ...] = ()
+    views: Annotated[tuple[LedgerView, ...], Field(exclude_if=not_)] = ()
     # what is proven about persons over all clients that hold their records, worst first; only where data.owner
     # names the person of each record
-    people: tuple[Person, ...] = ()
+    people: Annotated[tuple[Person, ...], Field(exclude_if=not_)] = ()
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -277,9 +281,7 @@ class Ledger(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ledger.json: plain values, None where no figure is proven, floats unrounded."""
-        tree = {**asdict(self), "worst": asdict(self.worst)}
-        absent = {name for name in ("labels", "releases", "views", "people") if not tree[name]}
-        return {key: value for key, value in tree.items() if key not in absent}
+        return {**super().to_json(), "worst": self.worst.to_json()}
 
 
 @dataclass(frozen=True)

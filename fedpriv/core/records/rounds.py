@@ -1,12 +1,13 @@
 """The records of training: rounds, queried clients, and how the data are shared."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from fedpriv.core.records.reading import Record
+from fedpriv.core.reading import Record
+from fedpriv.core.settings import absent
 
 _CLEARLY = 1.25  # classes that are as even as those of most image data count as even
 
@@ -51,20 +52,14 @@ class RoundRecord(Record):
     crafted: tuple[int, ...] = ()
     # the accuracy with noise in the forward pass, one draw per image; `None`, and not written, without such noise
     # or evaluation
-    noisy_accuracy: float | None = None
+    noisy_accuracy: Annotated[float | None, Field(exclude_if=absent)] = None
     # the number of test examples of these figures, 0 where the round was not evaluated; `None` in folders of
     # versions that evaluated every round on all examples
     evaluated: int | None = None
     # accuracy on data of the federation's clients; `None`, and not written, if not requested
-    client_accuracy: ClientAccuracy | None = None
+    client_accuracy: Annotated[ClientAccuracy | None, Field(exclude_if=absent)] = None
     # accuracy on data of clients that take no part; likewise, and where all take part
-    other_accuracy: ClientAccuracy | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The line of metrics.jsonl."""
-        line = asdict(self)
-        added = ("noisy_accuracy", "client_accuracy", "other_accuracy")
-        return {key: value for key, value in line.items() if value is not None or key not in added}
+    other_accuracy: Annotated[ClientAccuracy | None, Field(exclude_if=absent)] = None
 
 
 def last_evaluated(rounds: Sequence[RoundRecord]) -> RoundRecord | None:

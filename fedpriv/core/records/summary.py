@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import Field
 
+from fedpriv.core.reading import GrowingRecord
 from fedpriv.core.records.attacks import AttackResult, LeakageRate, ThreatRecord
 from fedpriv.core.records.ledger import Guarantee, Stop
-from fedpriv.core.records.reading import GrowingRecord
 
 COMPLETED = "completed"
 """The status of a run that came to its end; others: failed, interrupted."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedpriv.core.numbers import several
+from fedpriv.core.reading import Record
 from fedpriv.core.records import shown_epsilon
-from fedpriv.core.records.reading import Record
 
 
 @dataclass(frozen=True)

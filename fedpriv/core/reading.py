@@ -17,6 +17,11 @@ class Record:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that its file has, in its order; they are not validated again."""
+        tree: dict[str, Any] = _adapter(cast("Hashable", type(self))).dump_python(self, warnings=False)
+        return tree
+
 
 class GrowingRecord(BaseModel):
     """Base of records that grow: a key that older runs did not write has its default, one of later versions is kept."""
