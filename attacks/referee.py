@@ -362,7 +362,7 @@ def _lpips(truth: Truth, originals: Tensor, images: Tensor) -> tuple[list[float 
     if truth.columns:
         return [None] * len(images), "it is for pictures, these are rows"
     if originals.shape[1] not in (1, 3):
-        return [None] * len(images), f"it is for 1 or 3 channels, the images have {len(originals[0])}"
+        return [None] * len(images), f"it is for 1 or 3 channels, the images have {len(originals[0])}, drawn as tiles"
     result = metrics.lpips_scores(originals, images)
     if result.values is None:
         return [None] * len(images), result.reason

@@ -284,10 +284,21 @@ def read_picture(path: Path) -> Picture:
 
 
 def png(image: "Tensor") -> bytes:
-    """Return an image (C, H, W) on [0, 1] as PNG."""
+    """Return an image (C, H, W) on [0, 1] as PNG; channels that are no colours side by side, in rows, in grey."""
     from PIL import Image
 
-    pixels = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
+    shown = image if len(image) in (1, 3) else _side_by_side(image)
+    pixels = (shown.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
     Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def _side_by_side(image: "Tensor") -> "Tensor":
+    """Channels (C, H, W) as tiles (1, rows * H, columns * W) of a grid, which is black where none is left."""
+    channels, height, width = image.shape
+    columns = math.ceil(math.sqrt(channels))
+    rows = -(-channels // columns)
+    grid = image.new_zeros(rows * columns, height, width)
+    grid[:channels] = image
+    return grid.view(rows, columns, height, width).transpose(1, 2).reshape(1, rows * height, columns * width)

@@ -48,7 +48,7 @@ class Keys:
 class Arrays:
     """Images and labels as they lie in files."""
 
-    # uint8 (N, H, W) or (N, H, W, C) with C = 1 or 3; of a table (N, 1, features), there also float32 on [0, 1]
+    # uint8 (N, H, W) or (N, H, W, C); of a table (N, 1, features), there also float32 on [0, 1]
     x_train: np.ndarray
     y_train: np.ndarray  # integers (N,), 0-based
     x_test: np.ndarray  # as x_train
@@ -143,14 +143,22 @@ def checked(arrays: Arrays, where: str) -> Arrays:
     return arrays
 
 
+def channels_are_last(shape: Sequence[int]) -> bool | None:
+    """Whether the channels of images (N, ., ., .) are the last axis, or the second; ``None``: nothing tells.
+
+    They are the axis of 1 or 3, the last one first, as of grey and colour; of other numbers the shorter axis.
+    """
+    second, last = shape[1], shape[3]
+    if last in (1, 3) or second in (1, 3):
+        return last in (1, 3)
+    return None if second == last else last < second
+
+
 def _check_images(images: np.ndarray | Header, what: str) -> None:
     if images.dtype != "uint8":
         raise InputError(f"{what} has dtype {images.dtype}; expected uint8 (0 to 255)")
     if images.ndim not in (3, 4):
         raise InputError(f"{what} has shape {images.shape}; expected (N, H, W) or (N, H, W, C)")
-    if images.ndim == 4 and images.shape[3] not in (1, 3):
-        hint = "; the channels come last" if images.shape[1] in (1, 3) else ""
-        raise InputError(f"{what} has shape {images.shape}; expected (N, H, W, C) with C = 1 or 3{hint}")
     if images.size == 0:
         raise InputError(f"{what} is empty: shape {images.shape}")
 

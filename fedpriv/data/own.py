@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, cut, some_of
-from fedpriv.data.files import Arrays, Keys, check_memory, checked
+from fedpriv.data.files import Arrays, Keys, channels_are_last, check_memory, checked
 from fedpriv.data.source import Place, Source
 from fedpriv.data.texts import Row, TextSplit, arrays_of, split_by_key
 
@@ -145,8 +145,14 @@ def as_pixels(values: np.ndarray, what: str) -> np.ndarray:
 
     if values.ndim == 2:
         values = values[:, None]
-    if values.ndim == 4 and values.shape[3] not in (1, 3):
-        values = values.transpose(0, 2, 3, 1)
+    if values.ndim == 4:
+        is_last = channels_are_last(values.shape)
+        if is_last is None:
+            raise InputError(
+                f"{what} has shape {values.shape}; expected fewer channels than pixels a side, last or second",
+                hint="of volumes, x.reshape(len(x), -1, x.shape[-1]) fits, and a model of your own reshapes it back",
+            )
+        values = values if is_last else values.transpose(0, 2, 3, 1)
     if values.dtype == np.uint8 or not values.size:
         return values.astype(np.uint8, copy=False)
     top = _range(values.dtype)
@@ -212,7 +218,7 @@ class ClientExamples:
         shape = tuple(self.values.shape[1:])
         if len(shape) == 2:
             return (1, *shape)
-        return shape if len(shape) != 3 or shape[-1] not in (1, 3) else (shape[-1], *shape[:-1])
+        return shape if len(shape) != 3 or not channels_are_last((0, *shape)) else (shape[-1], *shape[:-1])
 
 
 def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arrays:
@@ -223,10 +229,10 @@ def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arr
     for share in shares:
         if len(share.values) != len(share.labels):
             raise InputError(f"{share.where}: {len(share.values)} examples and {len(share.labels)} labels")
-        if share.shape != shares[0].shape or len(share.shape) != 3 or share.shape[0] not in (1, 3):
+        if share.shape != shares[0].shape or len(share.shape) != 3:
             raise InputError(
                 f"{share.where}: images have shape {tuple(share.values.shape[1:])}, and those of {shares[0].where} "
-                f"{tuple(shares[0].values.shape[1:])}; expected (H, W) or (H, W, C), C = 1 or 3, the same everywhere"
+                f"{tuple(shares[0].values.shape[1:])}; expected (H, W) or (H, W, C), the same everywhere"
             )
     if not shares:
         raise InputError(f"{place.path}: there is no example in it")

@@ -254,6 +254,7 @@ def _own_images(path: Path) -> "Tensor":
     import torch
 
     from fedpriv.core.npz import read_arrays, read_headers
+    from fedpriv.data.files import channels_are_last
 
     headers = read_headers(path, ["images"])
     if "images" not in headers:
@@ -264,7 +265,7 @@ def _own_images(path: Path) -> "Tensor":
     images = torch.from_numpy(array)
     if images.ndim == 3:  # these and channels at the end are what training reads, too
         return images[:, None]
-    is_last = images.ndim == 4 and images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3)
+    is_last = images.ndim == 4 and images.shape[1] not in (1, 3) and channels_are_last(images.shape)
     return images.movedim(-1, 1) if is_last else images
 
 

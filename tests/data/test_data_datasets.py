@@ -118,7 +118,7 @@ def test_normalise_takes_mean_and_deviation_of_each_channel(shape: tuple[int, ..
 # --- files of one's own -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (8, 8, 1), (9, 5, 3)])
+@pytest.mark.parametrize("shape", [(8, 8), (15, 16, 13), (9, 5, 3)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
 def test_own_file_is_read_as_it_is(shape: tuple[int, ...], dtype: type, tmp_path: Path) -> None:
     content = arrays(shape)
@@ -166,7 +166,7 @@ WRONG = [
         "x_train has shape (20,); expected (N, T), (N, H, W), (N, H, W, C) or (N, C, H, W)",
     ),
     ({"x_train": np.zeros((20, 1, 8, 8, 3), np.uint8)}, "x_train has shape (20, 1, 8, 8, 3)"),
-    ({"x_train": np.zeros((20, 8, 8, 4), np.uint8)}, "the last place or the second; of volumes, x.reshape("),
+    ({"x_train": np.zeros((20, 8, 8, 8), np.uint8)}, "channels than pixels a side, last or second; of volumes, x.resh"),
     ({"x_train": np.zeros((20, 8, 9, 3), np.uint8)}, "images of x_train have shape (8, 9, 3), of x_test (8, 8, 3)"),
     ({"x_train": np.zeros((19, 8, 8, 3), np.uint8)}, "y_train has 20 labels for 19 images"),
     ({"y_test": np.zeros(9, np.uint8)}, "y_test has 9 labels for 8 images"),

@@ -400,11 +400,13 @@ def test_labels_that_are_numbers_have_their_order(tmp_path: Path) -> None:
         assert loaded(name, tmp_path / file, text={**text, "task": "next"}).notes == ()  # which has no labels
 
 
-@pytest.mark.parametrize("images_", ["uint8", "uint16", "float32", "float64", "bool", "int64", "channels first"])
+@pytest.mark.parametrize(
+    "images_", ["uint8", "uint16", "float32", "float64", "bool", "int64", "channels first", "bands"]
+)
 @pytest.mark.parametrize("labels_", ["numbers", "column", "one-hot", "texts", "bytes"])
 def test_arrays_as_people_save_them(tmp_path: Path, images_: str, labels_: str) -> None:
     """With MedMNIST's names, and a client for each example."""
-    drawn, numbers = pixels(12, 6, 5, 3), np.arange(12) % 3
+    drawn, numbers = pixels(12, 6, 5, 4 if images_ == "bands" else 3), np.arange(12) % 3
     stored = {
         "uint8": drawn,
         "uint16": drawn.astype(np.uint16) * 257,
@@ -413,6 +415,7 @@ def test_arrays_as_people_save_them(tmp_path: Path, images_: str, labels_: str) 
         "bool": drawn > 127,
         "int64": drawn.astype(np.int64),
         "channels first": drawn.transpose(0, 3, 1, 2),
+        "bands": drawn.transpose(0, 3, 1, 2),
     }[images_]
     words = np.array(["ant", "bee", "cow"])
     labels = {
@@ -589,7 +592,10 @@ def test_wrong_files_with_clients(tmp_path: Path) -> None:
             "client 'ann': expected 'label', a whole number for each",
         ),
         ({"examples/ann/pixels": image[0], **label}, "images are float64 of shape (4, 4)"),
-        ({"examples/ann/pixels": np.zeros((2, 4, 4, 4)), **label}, "client 'ann': images have shape (4, 4, 4)"),
+        (
+            {"examples/ann/pixels": np.zeros((2, 4, 4, 4)), **label},
+            "client 'ann' has shape (2, 4, 4, 4); expected fewer channels",
+        ),
         ({"examples/ann/pixels/0": image, **label}, "client 'ann': expected pixels or image or x; it has label"),
         ({"examples/ann/pixels": image, "examples/ann/label/0": image}, "client 'ann': expected 'label'"),
         ({"examples/ann/pixels": image[:1], **label}, "client 'ann': 1 examples and 2 labels"),

@@ -80,11 +80,6 @@ def _check_pixels(header: Header, what: str) -> None:
         raise InputError(f"{what} has dtype {header.dtype}; expected numbers")
     if header.ndim not in (2, 3, 4):
         raise InputError(f"{what} has shape {header.shape}; expected (N, T), (N, H, W), (N, H, W, C) or (N, C, H, W)")
-    if header.ndim == 4 and not {header.shape[1], header.shape[3]} & {1, 3}:
-        raise InputError(
-            f"{what} has shape {header.shape}; expected C = 1 or 3 channels, in the last place or the second",
-            hint="of volumes, x.reshape(len(x), -1, x.shape[-1]) fits, and a model of your own reshapes it back",
-        )
 
 
 def _keys(path: Path, key: str, members: Mapping[str, np.ndarray], train: int, test: int) -> Keys | None:
