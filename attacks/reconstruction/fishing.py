@@ -243,7 +243,7 @@ def _note(catch: Catch, landed: FoundImages, examples: int, group: str) -> str:
             "uncertain: no certificate"
         )
     lone = int(catch.alone.sum())
-    means = f"; {several(len(catch.labels) - lone, 'mean')} of others" if lone < len(catch.labels) else ""
+    means = f"; {several(len(catch.labels) - lone, 'average')} of others" if lone < len(catch.labels) else ""
     return (
         f"{made}: {lone} of {examples} records stand apart in their {group}, proven by the count; "
         f"{int(landed.determined.sum())} images certified{means}"

@@ -73,7 +73,7 @@ def test_a_lone_record_is_certified_and_of_a_class_of_several_the_mean_is_shown(
     errors = errors.flatten(1).mean(dim=1)
     assert float(errors[[0, 2, 3]].max()) < 1 / 256**2  # what the certificate says
     assert float(errors[1]) < 0.01  # of pooled features the mean is not quite that of the images
-    assert "3 of 6 records stand apart in their class, proven by the count; 3 images certified; 1 mean" in found.note
+    assert "3 of 6 records stand apart in their class, proven by the count; 3 images certified; 1 average" in found.note
 
 
 def test_an_mlp_shows_the_target_as_a_quotient() -> None:
@@ -140,7 +140,7 @@ def test_two_records_of_a_class_are_never_certified() -> None:
     images, labels = batch([6, 6, 6, 2, 2])
     found = fished(wide(), images, labels, FishingSettings(iterations=5))
     assert found.labels.tolist() == [2, 6, -1, -1, -1]
-    assert "0 of 5" in found.note and "0 images certified; 2 means" in found.note
+    assert "0 of 5" in found.note and "0 images certified; 2 averages" in found.note
 
 
 def test_noise_takes_the_certificate() -> None:
