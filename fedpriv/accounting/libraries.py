@@ -43,6 +43,15 @@ class Question:
     steps: int  # from 1 to 1e7
     delta: float  # from 1e-15 to below 1
 
+    @classmethod
+    def of(cls, sigma: float | None, scale: float | None, rate: float, steps: int, delta: float) -> "Question":
+        """Return the question about normal or, with ``scale``, Laplace noise; exactly one of the two is given."""
+        if scale is not None:
+            return cls("laplace", scale, rate, steps, delta)
+        if sigma is None:
+            raise ValueError("no noise is given")
+        return cls("gaussian", sigma, rate, steps, delta)
+
     def __post_init__(self) -> None:
         _within("noise", self.noise, 0.05 <= self.noise <= 1e6, "from 0.05 to 1e6")
         _within("rate", self.rate, 0 < self.rate <= 1, "above 0, up to 1")

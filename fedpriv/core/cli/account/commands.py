@@ -306,14 +306,12 @@ def _print_libraries(
     from fedpriv.core.cli.account.answer import in_options
     from fedpriv.core.cli.account.text import opinions_json, print_opinions
 
-    noise = sigma if scale is None else scale
-    if noise is None or None not in (sigma, scale):
+    if (sigma is None) == (scale is None):
         raise InputError("--with needs one of --sigma (Gaussian noise) and --scale (Laplace noise)")
     name = "sigma" if scale is None else "scale"
     keys = {"noise": f"--{name}", "rate": "--sampling-rate", "steps": "--steps", "delta": "--delta", "with": "--with"}
     with err.status("asking each library"), in_options(keys):
-        sampled = 1.0 if rate is None else rate
-        question = Question("gaussian" if scale is None else "laplace", noise, sampled, steps, delta)
+        question = Question.of(sigma, scale, 1.0 if rate is None else rate, steps, delta)
         answers = opinions(question, [name.strip() for name in libraries])
     if as_json:
         print_json(opinions_json(question, answers))
