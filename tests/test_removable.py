@@ -15,8 +15,9 @@ REMOVABLE = [name for name in CAPABILITIES if name not in ("evasion", "own model
 SCRIPT = """
 import io, os, subprocess, sys
 from pathlib import Path
-import dp_accounting, flwr.clientapp, flwr.serverapp, lpips, pyarrow, randomgen
-import scipy.ndimage, scipy.stats, sklearn.datasets
+import cryptography.x509, dp_accounting, flwr.clientapp, flwr.serverapp, jinja2, lpips, pyarrow, pydantic.json_schema
+import randomgen, rich.columns, rich.markdown, rich.traceback, safetensors.torch, scipy.ndimage, scipy.stats
+import sklearn.datasets, tomli_w, typer
 from matplotlib.figure import Figure
 figure = Figure()
 figure.subplots().semilogy([1, 2], label="letters")
