@@ -311,7 +311,13 @@ def _target_image(
         misfit = float(compared(scene, [alone], relative_distance, patches.image[None, None], labels))
         if misfit < MATCHED:
             return patches.image, misfit, enough
-    recipe = Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known",))
+    recipe = Recipe(
+        "squared-distance",
+        "lbfgs",
+        variables="decorrelated",
+        start="normal" if patches is None else "closed-form",
+        labels=("known",),
+    )
     images, logits = (numbers[:STARTS, None] for numbers in starts)
     outcome = run_recipe(
         recipe,

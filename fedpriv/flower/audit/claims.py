@@ -404,7 +404,7 @@ def _norm_notes(layer: StrategyLayer, rounds: Sequence[Round]) -> Iterator[str]:
     quantile = layer.settings.get("target_clipped_quantile", 1.0)
     if any(_clipped(each) > quantile and (each.next_clip_norm or 0.0) < (each.clip_norm or 0.0) for each in rounds):
         yield (
-            f"the clipping norm shrinks although more than {quantile:.0%} of the updates are longer than it: it moves "
+            f"the clipping norm shrinks although more than {quantile:.0%} of the updates reach it: it moves "
             "away from its target"
         )
 
@@ -426,8 +426,9 @@ def _uncovered(layer: StrategyLayer) -> Iterator[str]:
 
 
 def _clipped(each: Round) -> float:
-    """The share of a round's updates that are longer than its clipping norm."""
-    return sum(norm > (each.clip_norm or 0.0) for norm in each.norms.values()) / max(len(each.norms), 1)
+    """The share of a round's updates that reach its clipping norm: those that clients clipped are it, to rounding."""
+    reached = (1 - 1e-6) * (each.clip_norm or 0.0)
+    return sum(norm >= reached for norm in each.norms.values()) / max(len(each.norms), 1)
 
 
 def _epsilon(epsilon: float) -> str:
