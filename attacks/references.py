@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.algorithm import ModelRelease, algorithm_of
+from fedpriv.core.algorithm import ModelRelease, algorithm_of, preparation_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.federated import (
@@ -21,7 +21,6 @@ from fedpriv.core.federated import (
 )
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.plan import Plan, noise_divisor, participants
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.randomness import NoiseStream, Secret
 from fedpriv.core.world import World, tracked_buffers

@@ -7,9 +7,9 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from fedpriv.clients.answering import Answering, partition_of, trained_with
 from fedpriv.clients.cohort import CohortApp
+from fedpriv.core.algorithm import transport_of
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import ALGORITHMS, TRANSPORTS
-from fedpriv.core.transport import transport_of
 from fedpriv.core.wire import pack
 
 if TYPE_CHECKING:

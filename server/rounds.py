@@ -21,17 +21,16 @@ from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.settings import ActiveSettings
 from fedpriv.attacks.threat import threat_model
+from fedpriv.core.algorithm import preparation_of, transport_of
 from fedpriv.core.asked_log import questions, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.network import public_images
 from fedpriv.core.plan import participants
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Asked, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
-from fedpriv.core.transport import transport_of
 from fedpriv.core.world import State, World
 from fedpriv.gradients.operator import first_line
 from fedpriv.server.aggregation import CentralNoise, ServerOptimizer

@@ -1,20 +1,25 @@
-"""What clients and server do in a run: algorithm.py in a capability's folder registers its own, and imports lazily."""
+"""What clients and server do in a run: algorithms, changes of labels before them, and ways in which uploads travel.
+
+algorithm.py, preparation.py and transport.py in a capability's folder register its own, and import lazily.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.registry import ALGORITHMS
+from fedpriv.core.registry import ALGORITHMS, PREPARATIONS, TRANSPORTS
 from fedpriv.core.sections import ExperimentSection
 
 if TYPE_CHECKING:
     import numpy as np
-    from flwr.app import Context, Message
+    from flwr.app import Context, Message, RecordDict
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from fedpriv.accounting import Ledger
+    from fedpriv.accounting.response import Response
     from fedpriv.attacks.threat import ThreatModel
     from fedpriv.clients.answering import Answering
     from fedpriv.core.config.experiment import Experiment
@@ -23,12 +28,14 @@ if TYPE_CHECKING:
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.core.records import Guarantee, RoundRecord
     from fedpriv.core.runs import RunFolder
-    from fedpriv.core.world import World
+    from fedpriv.core.world import State, World
     from fedpriv.data.datasets import Dataset
     from fedpriv.gradients import Vector
-    from fedpriv.server.exchange import Clients
+    from fedpriv.server.exchange import Clients, Federation, Reached, Replies
+    from fedpriv.server.uploads import Upload
 
     Handler = Callable[[Answering, Message, Context], Message]
+    Query = Callable[[Message, Context], Message]
 
 
 class Algorithm(ABC):
@@ -120,3 +127,98 @@ def refuse_keys(experiment: "Experiment", keys: Iterable[str], why: str) -> None
     for key in keys:
         if getattr(federation, key) != type(federation).model_fields[key].default:
             raise InputError(f"federation.{key}: {why}; leave it out")
+
+
+class Preparation(ABC):
+    """A change of each client's labels, by random numbers of its own."""
+
+    name: ClassVar[str]  # of it, and of the stream that its random numbers come from
+    key: ClassVar[str]  # of the settings that asks for it
+
+    @abstractmethod
+    def is_asked_for(self, experiment: "Experiment") -> bool:
+        """Whether clients of this experiment prepare their data so."""
+
+    def conflicts(self, experiment: "Experiment") -> None:
+        """Refuse settings that have no meaning with this preparation, or without it."""
+        return
+
+    def check_data(self, experiment: "Experiment", dataset: "Dataset") -> None:
+        """Refuse data that cannot be prepared so."""
+        return
+
+    @abstractmethod
+    def changed(self, world: "World", labels: "Tensor", noise: "NoiseStream") -> "Tensor":
+        """Return labels (n,) after the change."""
+
+    @abstractmethod
+    def correction(self, world: "World") -> "Response | None":
+        """Return how labels were changed, if the training loss corrects for it; ``None``: it takes them as they are."""
+
+    @abstractmethod
+    def claim(self, world: "World") -> "Guarantee":
+        """Return what is proven about labels alone, for the ledger."""
+
+    @abstractmethod
+    def record(self, world: "World", folder: "RunFolder", uploads: "Sequence[Upload]") -> None:
+        """Take note of how often clients say that they hold each changed label."""
+
+
+def preparation_of(experiment: "Experiment") -> Preparation | None:
+    """Return how clients of an experiment prepare their data; ``None``: they use them as they are."""
+    every = (kind() for kind in PREPARATIONS.values())
+    return next((each for each in every if each.is_asked_for(experiment)), None)
+
+
+class Transport(ABC):
+    """A way in which uploads reach the server."""
+
+    name: ClassVar[str]
+    handlers: "ClassVar[Mapping[str, Handler]]"  # what clients do with messages that ask for uploads, by their kinds
+    queries: "ClassVar[Mapping[str, Query]]"  # what they do with messages that come before and after
+
+    @abstractmethod
+    def is_asked_for(self, experiment: "Experiment") -> bool:
+        """Whether uploads of this experiment travel so."""
+
+    @abstractmethod
+    def ask(self, federation: "Federation", number: int, states: "Mapping[int, State]") -> "Replies":
+        """Have clients train in a round, each from the state it is sent; too few of them are a ``RunFailedError``."""
+
+    @abstractmethod
+    def votes_reply(
+        self, message: "Message", context: "Context", votes: "Tensor", classes: int, noise: "SharedNoise"
+    ) -> "RecordDict":
+        """Return the reply of a client whose votes (t, Q) are summed with others', with its share of the noise."""
+
+    @abstractmethod
+    def ask_for_votes(
+        self,
+        federation: "Reached",
+        number: int,
+        questions: "Mapping[int, RecordDict]",
+        shape: tuple[int, int],
+        each: int,
+        sigma: float,
+    ) -> "tuple[NDArray[np.float64], Replies]":
+        """Have clients vote and return the sum of their noisy counts (Q, K), all that the server can read of them."""
+
+
+@dataclass(frozen=True)
+class SharedNoise:
+    """A client's share of normal noise on a sum."""
+
+    sigma: float  # deviation on each number of the sum
+    clients: int  # how many are asked
+    stream: "NoiseStream"  # of this client's share
+
+
+def sums() -> Transport:
+    """Return the transport that leaves the server sums."""
+    return TRANSPORTS["secure-aggregation"]()
+
+
+def transport_of(experiment: "Experiment") -> Transport | None:
+    """Return how uploads of an experiment travel; ``None``: one by one."""
+    every = (kind() for kind in TRANSPORTS.values())
+    return next((each for each in every if each.is_asked_for(experiment)), None)

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import algorithm_of, preparation_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.randomness import torch_stream
 from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import refuse_mixed_examples

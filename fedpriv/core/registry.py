@@ -191,7 +191,7 @@ OPTIONS = Registry("options of a command", "cli", "fedpriv.options", "fedpriv.co
 FILES = Registry("kind of files", "settings", "fedpriv.files", "fedpriv.core.config.file:FileKind")
 KEYS = Registry("added keys", "settings", "fedpriv.keys", "fedpriv.core.sections:AddedKeys")
 PREPARATIONS = Registry(
-    "preparation of data", "preparation", "fedpriv.preparations", "fedpriv.core.preparation:Preparation"
+    "preparation of data", "preparation", "fedpriv.preparations", "fedpriv.core.algorithm:Preparation"
 )
-TRANSPORTS = Registry("transport of uploads", "transport", "fedpriv.transports", "fedpriv.core.transport:Transport")
+TRANSPORTS = Registry("transport of uploads", "transport", "fedpriv.transports", "fedpriv.core.algorithm:Transport")
 SECTIONS = Registry("section of experiments", "settings", "fedpriv.sections", "fedpriv.core.sections:ExperimentSection")

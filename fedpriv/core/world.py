@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.accounting.response import Response
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import algorithm_of, preparation_of
 from fedpriv.core.checks import LOSS, check_fitness, random_examples
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.network import network_of, precision_of, redistribution_of
 from fedpriv.core.plan import Plan, Plans, kinds_of
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import NoiseInPass, forward_noise

@@ -14,10 +14,9 @@ from pathlib import Path
 import tomli_w
 
 import fedpriv
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import algorithm_of, preparation_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Deployed
 from fedpriv.core.runs import DEPLOYMENT, RunFolder

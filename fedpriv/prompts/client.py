@@ -11,9 +11,9 @@ from torch import Tensor
 from fedpriv.clients.memory import secret_for
 from fedpriv.clients.model_errors import discreet
 from fedpriv.clients.training import answer_secret
+from fedpriv.core.algorithm import SharedNoise, sums
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret
-from fedpriv.core.transport import SharedNoise, sums
 
 _ROUND = 1
 

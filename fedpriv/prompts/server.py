@@ -7,7 +7,7 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedpriv.core.transport import sums
+from fedpriv.core.algorithm import sums
 from fedpriv.engines.inline import simulated
 from fedpriv.prompts.classify import Classifier
 from fedpriv.prompts.client import Prompter, prompter_app

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.algorithms.labels.settings import LabelSettings
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import Preparation, algorithm_of
 from fedpriv.core.errors import InputError
-from fedpriv.core.preparation import Preparation
 from fedpriv.core.registry import PREPARATIONS
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import noise_of_votes, teach, votes_type
 from fedpriv.clients.answering import Answering, about, partition_of
 from fedpriv.clients.model_errors import unless_raised
+from fedpriv.core.algorithm import SharedNoise, sums
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
-from fedpriv.core.transport import SharedNoise, sums
 from fedpriv.core.wire import pack, record_in, unpack
 from fedpriv.core.world import World
 

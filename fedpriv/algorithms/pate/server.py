@@ -24,13 +24,13 @@ from fedpriv.accounting.votes import (
 from fedpriv.algorithms.pate.records import Knowledge, Poll, VotedAnswer, keep_poll, kept_poll, write_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.algorithms.pate.teachers import asked_rows, noise_of_votes, questions, teach, teachers, votes_type
+from fedpriv.core.algorithm import sums
 from fedpriv.core.asked_log import questions as asked_lines
 from fedpriv.core.numbers import several
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.records import Failure, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
-from fedpriv.core.transport import sums
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.server.aggregation import ServerOptimizer

@@ -25,10 +25,10 @@ from torch import Tensor
 from fedpriv.algorithms.secure_aggregation.secrets import KEY_BYTES, agreed, mask, shares
 from fedpriv.clients.answering import Answering, partition_of, trained_with
 from fedpriv.clients.memory import kept
+from fedpriv.core.algorithm import SharedNoise
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.federated import masked_weights
 from fedpriv.core.randomness import Secret
-from fedpriv.core.transport import SharedNoise
 from fedpriv.core.wire import pack
 from fedpriv.core.world import State, World
 from fedpriv.mechanisms.machinery.quantisation import encoded

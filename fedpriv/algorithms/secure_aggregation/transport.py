@@ -6,8 +6,8 @@ from typing_extensions import override
 
 from fedpriv.algorithms.secure_aggregation.client import HANDLERS, QUERIES, masked_votes
 from fedpriv.algorithms.secure_aggregation.server import ask_for_sum, ask_for_votes
+from fedpriv.core.algorithm import Transport
 from fedpriv.core.registry import TRANSPORTS
-from fedpriv.core.transport import Transport
 
 if TYPE_CHECKING:
     from fedpriv.core.config.experiment import Experiment

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 from typing_extensions import override
 
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import algorithm_of, preparation_of
 from fedpriv.core.config.data import DataConfig
 from fedpriv.core.config.rules import check_rules, with_usual_values
 from fedpriv.core.config.sections import (
@@ -20,7 +20,6 @@ from fedpriv.core.config.sections import (
     ReportConfig,
     TrainingConfig,
 )
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection, added_keys, given_sections, section_fields
 from fedpriv.core.settings import Extensible, Integer, Table

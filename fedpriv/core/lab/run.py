@@ -11,7 +11,7 @@ from torch import nn
 
 from fedpriv.algorithms.rounds.ledger import label_ceilings
 from fedpriv.clients.app import client_app
-from fedpriv.core.algorithm import algorithm_of
+from fedpriv.core.algorithm import algorithm_of, preparation_of
 from fedpriv.core.asked_log import check_complete, check_unchanged, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment
@@ -24,7 +24,6 @@ from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_
 from fedpriv.core.lab.preflight import rehearse, warnings_for
 from fedpriv.core.lab.summary import Ending, early_end, versions
 from fedpriv.core.numbers import several
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret
 from fedpriv.core.records import (

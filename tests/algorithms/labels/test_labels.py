@@ -19,13 +19,13 @@ from fedpriv.algorithms.labels.server import survey_of
 from fedpriv.attacks.references import build_pool
 from fedpriv.clients.answering import Answering, _RunKey
 from fedpriv.clients.cohort import Cohort
+from fedpriv.core.algorithm import preparation_of
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
 from fedpriv.core.lab import attack_run, resume_run, start_run
 from fedpriv.core.lab.preflight import warnings_for
 from fedpriv.core.lab.victims import targets, truth
-from fedpriv.core.preparation import preparation_of
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.report import load_view, render_page
