@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from benchmarks.measure import in_turns, medians, options, report, save
-from fedpriv.core.checks import LOSS
-from fedpriv.core.network import network_of
+from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.threads import keep_freed_memory
+from fedpriv.core.world import network_of
 from fedpriv.diagnosis.cost import cpu_seconds, private_step, sgd, sgd_step
 from fedpriv.diagnosis.diagnose import random_batch
 from fedpriv.gradients import find_route, per_example_gradients
@@ -69,13 +69,13 @@ def times_of(row: Row, repeats: int) -> dict[str, float]:
     model = network_of(experiment, dataset)
     x, y = (values[:BATCH] for values in random_batch(dataset, BATCH))
     directional = MECHANISMS["vmf"](**DIRECTIONAL).mechanism()
-    noise, route = Secret.of_seed(0).stream("benchmark"), find_route(model, LOSS, x, y)
-    held = [per_example_gradients(model, LOSS, x, y, route=route)]
+    noise, route = Secret.of_seed(0).stream("benchmark"), find_route(model, example_losses, x, y)
+    held = [per_example_gradients(model, example_losses, x, y, route=route)]
     drawn = held[0].numbers(noise)[None]
     ways: dict[str, Callable[[], object]] = {
-        "SGD": sgd_step(model, LOSS, x, y),
-        "Gaussian noise": private_step(model, LOSS, x, y, experiment.mechanism.mechanism()),
-        "directional noise": private_step(model, LOSS, x, y, directional),
+        "SGD": sgd_step(model, example_losses, x, y),
+        "Gaussian noise": private_step(model, example_losses, x, y, experiment.mechanism.mechanism()),
+        "directional noise": private_step(model, example_losses, x, y, directional),
         "passes": partial(_passes, model, x, y),
         "norms": lambda: held[0].norms(),
         "sum": lambda: held[0].combine(torch.ones(BATCH)),
@@ -86,7 +86,7 @@ def times_of(row: Row, repeats: int) -> dict[str, float]:
     }
 
     def timed(way: Callable[[], object]) -> float:
-        held[0] = per_example_gradients(model, LOSS, x, y, route=route)  # which keep what was computed once
+        held[0] = per_example_gradients(model, example_losses, x, y, route=route)  # which keep what was computed once
         return cpu_seconds(way)
 
     taken = medians(in_turns({name: partial(timed, way) for name, way in ways.items()}, repeats + 1))
@@ -106,7 +106,7 @@ def _passes(model: nn.Module, x: Tensor, y: Tensor) -> None:
 
     layers = [layer for layer in model.modules() if layer._parameters and not list(layer.children())]
     with until_the_end([layer.register_forward_hook(keep) for layer in layers]):
-        total = LOSS(model(x), y).sum()
+        total = example_losses(model(x), y).sum()
         torch.autograd.grad(total, edges, allow_unused=True)
 
 

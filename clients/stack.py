@@ -11,11 +11,10 @@ from torch import Tensor
 from fedpriv.clients.model_errors import unless_raised
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.algorithm import algorithm_of
-from fedpriv.core.checks import LOSS, random_examples
 from fedpriv.core.federated import example_losses, stack_objective, train_stack
 from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import Secret, seeded_generators, torch_stream
-from fedpriv.core.world import State, World, trained_parameters
+from fedpriv.core.world import State, World, random_examples, trained_parameters
 from fedpriv.gradients import Vector, plain_gradient
 from fedpriv.gradients.ghost import TOLERANCE, Entangled
 from fedpriv.gradients.operator import first_line
@@ -183,7 +182,7 @@ def _tried(world: World, model: StackedModel) -> int | Entangled:
         return [torch.Generator(device=world.device).manual_seed(seed) for seed in range(2)]
 
     def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-        return LOSS(outputs, targets).sum()
+        return example_losses(outputs, targets).sum()
 
     moved, kept = {name: value.clone() for name, value in parameters.items()}, _Kept()
     with torch.autograd.graph.saved_tensors_hooks(kept.add, lambda value: value):
@@ -193,7 +192,8 @@ def _tried(world: World, model: StackedModel) -> int | Entangled:
         {name: value - moved[name] for name, value in parameters.items()},
     ]
     if world.experiment.mechanism.protects and not world.experiment.mechanism.protects_updates:
-        operator = model.operator(parameters, x, y, LOSS, world.experiment.engine.gradient_bytes, generators())
+        memory = world.experiment.engine.gradient_bytes
+        operator = model.operator(parameters, x, y, example_losses, memory, generators())
         if isinstance(operator, Entangled):
             return operator
         ways.append(operator.combine(torch.ones_like(operator.norms())))
@@ -219,7 +219,7 @@ def _alone(world: World, parameters: Vector, x: Tensor, y: Tensor, seed: int) ->
     """The gradient of one model as a client computes it."""
     State(parameters, {}).load_into(world.model)
     with seeded_generators(seed, world.device):
-        total = LOSS(world.model(x), y).sum()
+        total = example_losses(world.model(x), y).sum()
     return plain_gradient(total, trained_parameters(world.model))
 
 

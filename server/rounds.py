@@ -26,12 +26,11 @@ from fedpriv.core.asked_log import questions, replay
 from fedpriv.core.budget import Budget
 from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.network import public_images
 from fedpriv.core.plan import participants
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Asked, RoundRecord
 from fedpriv.core.runs import Checkpoint, RunFolder
-from fedpriv.core.world import State, World
+from fedpriv.core.world import State, World, public_images
 from fedpriv.gradients.operator import first_line
 from fedpriv.server.aggregation import CentralNoise, ServerOptimizer
 from fedpriv.server.evaluation import Evaluation, evaluate_all, evaluate_round

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.methods import least_step, opacus_ghost, opacus_hooks
-from fedpriv.core.checks import LOSS
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, cut, one_line
-from fedpriv.core.network import network_of
+from fedpriv.core.federated import example_losses
 from fedpriv.core.progress import Silent
+from fedpriv.core.world import network_of
 from fedpriv.data.datasets import Dataset
 from fedpriv.diagnosis.cost import cpu_seconds, sgd_step
 from fedpriv.diagnosis.diagnose import CLASSES, attacked, diagnose, fitting, random_batch
@@ -140,7 +140,7 @@ def opacus_of(row: Row) -> dict[str, Any]:
 def _times(network: Callable[[], nn.Module], way: Callable[..., Callable[[], None]], x: Tensor, y: Tensor) -> str:
     """CPU time over SGD's, medians of steps in turns."""
     try:
-        steps = (sgd_step(network(), LOSS, x, y), way(network(), x, y))
+        steps = (sgd_step(network(), example_losses, x, y), way(network(), x, y))
         for step in steps:
             step()
         taken = [[cpu_seconds(step) for step in steps] for _ in range(5)]

@@ -13,26 +13,30 @@ from torch import Tensor, nn
 
 from fedpriv.accounting.response import Response
 from fedpriv.core.algorithm import algorithm_of, preparation_of
-from fedpriv.core.checks import LOSS, check_fitness, random_examples
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
-from fedpriv.core.network import network_of, precision_of, redistribution_of
+from fedpriv.core.federated import example_losses
 from fedpriv.core.plan import Plan, Plans, kinds_of
-from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators
+from fedpriv.core.randomness import Secret, numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import NoiseInPass, forward_noise
+from fedpriv.core.threads import cpu_threads
 from fedpriv.data.canaries import with_canaries
 from fedpriv.data.datasets import Dataset, files_digest, load_dataset, place_of
 from fedpriv.data.partition import Shares, partition_indices
-from fedpriv.gradients import Route, Vector, find_route
+from fedpriv.gradients import Route, Vector, find_route, refuse_mixed_examples
+from fedpriv.gradients.calls import coupled_layers
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.mechanisms.machinery.block_sum import makes_programs
-from fedpriv.models.machinery.build import model_digest
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.models.machinery.build import build_model, model_digest
 
 T = TypeVar("T")
 
 # Random examples on which it is found out how gradients are computed.
-TRIED = 8
+_TRIED = 8
+# Random images with which own models are tried: most often the first few are enough.
+_OWN_TRIED = 13
 
 
 @dataclass(frozen=True)
@@ -214,14 +218,14 @@ class World:
     @cached_property
     def route(self) -> Route:
         """How gradients are computed, whatever the batch; found out on random images and the initial parameters."""
-        images, labels = random_examples(self.experiment, self.dataset, TRIED)
+        images, labels = random_examples(self.experiment, self.dataset, _TRIED)
         # A model of its own, because one that was trained may hold what cannot be copied.
         model = network_of(self.experiment, self.dataset)
         model.to(self.device, precision_of(self.experiment)).train()
         self.initial.load_into(model)
-        memory = self.experiment.engine.gradient_bytes
+        memory, targets = self.experiment.engine.gradient_bytes, labels.to(self.device)
         with seeded_generators(0, self.device), self.autocast():
-            return find_route(model, LOSS, self.network_input(images), labels.to(self.device), chunk_bytes=memory)
+            return find_route(model, example_losses, self.network_input(images), targets, chunk_bytes=memory)
 
     def uploaded_rows(self, client: int, round_number: int) -> Tensor:
         """The training examples in a client's upload of a round (counted from 1), as rows of the data set."""
@@ -314,3 +318,111 @@ def _built(experiment: Experiment, secret: Secret | None, dataset: Dataset, _: b
 def _numbers(state: State) -> tuple[int, ...]:
     """How many numbers each parameter has."""
     return tuple(value.numel() for value in state.parameters.values())
+
+
+# ---- the network -----------------------------------------------------------------------------------------------------
+
+
+def network_of(experiment: Experiment, dataset: Dataset) -> nn.Module:
+    """The network that the settings name, with a place for noise where they ask for some; on the CPU, in float32."""
+    sequences = dataset.sequences(place_of(experiment.data).root)
+    model = build_model(experiment.model, dataset.shape, dataset.classes, experiment.seed, dataset.columns, sequences)
+    noise = forward_noise(experiment)
+    if noise is None:
+        return model
+    try:
+        return noise.put_into(model, dataset.shape, experiment.seed)
+    except InputError as error:
+        raise experiment.model.refusal(str(error)) from error
+
+
+def precision_of(experiment: Experiment) -> torch.dtype:
+    """The numbers of the network: float32 also where passes are computed in bfloat16."""
+    return torch.float64 if experiment.engine.precision == "float64" else torch.float32
+
+
+def redistribution_of(
+    experiment: Experiment, dataset: Dataset, model: nn.Module, parameters: Vector
+) -> Redistribution | None:
+    """How the noise is shared out, the same for all clients and the whole run; from the initial parameters."""
+
+    def public(wanted: int) -> tuple[nn.Module, Tensor]:
+        if wanted > (there := len(dataset.x_test)):
+            allowed = f"{dataset.name} has {there} test images"
+            raise InputError(key="mechanism.public_examples", given=wanted, allowed=allowed)
+        images = public_images(dataset, wanted, experiment.seed, "public-images")
+        normalised = dataset.normalise(images, precision_of(experiment))
+        return model.eval(), normalised.to(next(model.parameters()).device)
+
+    with cpu_threads(experiment.engine.threads):
+        return experiment.mechanism.redistributed(parameters, public)
+
+
+def public_images(dataset: Dataset, count: int, seed: int, purpose: str) -> Tensor:
+    """Return so many test images, which are public in this laboratory and no client's."""
+    chosen = numpy_stream(seed, purpose).choice(len(dataset.x_test), size=count, replace=False)
+    return dataset.x_test[torch.from_numpy(np.sort(chosen))]
+
+
+# ---- checks that need the data and the network, before training ------------------------------------------------------
+
+
+def check_fitness(experiment: Experiment, dataset: Dataset, model: nn.Module) -> None:
+    """Refuse data and networks of which nothing could be learnt or, with a mechanism, nothing could be proven."""
+    if dataset.classes < 2:
+        raise experiment.wrong("data.name", "the labels name one class; expected at least two")
+    _refuse_few_test_examples(experiment, dataset)
+    if experiment.federation.evaluate == "clients":
+        dataset.tested_keys()
+    if dataset.is_next:
+        _refuse_labels(experiment)
+    if (preparation := preparation_of(experiment)) is not None:
+        preparation.check_data(experiment, dataset)
+    algorithm_of(experiment).check_network(experiment, dataset, model)
+    if experiment.mechanism.protects:
+        _refuse_coupled(experiment, model)
+        _refuse_leaks(experiment, model, dataset)
+
+
+def _refuse_few_test_examples(experiment: Experiment, dataset: Dataset) -> None:
+    """Refuse to evaluate on more test examples than there are."""
+    there, wanted = len(dataset.x_test), experiment.federation.evaluate_examples
+    if wanted is not None and wanted > there:
+        raise experiment.wrong("federation.evaluate_examples", f"{dataset.name} has {there} test examples")
+
+
+def _refuse_labels(experiment: Experiment) -> None:
+    """Refuse what is about labels, where each token has the next one as its own."""
+    if experiment.data.groups is not None:
+        raise InputError("data.groups is about labels of whole examples, and the next token is predicted")
+    if experiment.data.partition in ("dirichlet", "shards"):
+        raise InputError(
+            f"data.partition = {experiment.data.partition!r} sorts by labels, and the next token is predicted; use iid "
+            "or key"
+        )
+
+
+def _refuse_coupled(experiment: Experiment, model: nn.Module) -> None:
+    layers = coupled_layers(model)
+    if layers:
+        raise experiment.model.refusal(
+            f"layer {layers[0]} mixes the examples of a batch, so that no noise can protect one of them; write "
+            f"model.norm = 'group', or mechanism.name = 'none' (given: {experiment.mechanism.name!r})"
+        )
+
+
+def _refuse_leaks(experiment: Experiment, model: nn.Module, dataset: Dataset) -> None:
+    """Refuse own models that let examples past the mechanism, in the usual ways; tested on random and blank images."""
+    if not experiment.model.is_own:
+        return
+    images, labels = random_examples(experiment, dataset, _OWN_TRIED)
+    blank = dataset.normalise(torch.zeros_like(images[:1]))[0]
+    try:
+        refuse_mixed_examples(model, example_losses, dataset.normalise(images), labels, [blank])
+    except InputError as error:
+        raise experiment.model.refusal(str(error)) from error
+
+
+def random_examples(experiment: Experiment, dataset: Dataset, examples: int) -> tuple[Tensor, Tensor]:
+    """Random images (B, C, H, W), uint8, and labels (B,), or sequences, with which own models are tried."""
+    return dataset.random(examples, torch_stream(experiment.seed, "trial"))

@@ -12,17 +12,16 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.simulation import RANDOM
-from fedpriv.core.checks import LOSS, check_fitness
 from fedpriv.core.config import DataConfig, Experiment, override, parse_override, validated
 from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.federated import example_losses
 from fedpriv.core.lab.preflight import Rehearsal, simulation_check
 from fedpriv.core.names import PAD
-from fedpriv.core.network import network_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.threads import cpu_threads, keep_freed_memory
-from fedpriv.core.world import build_world_around
+from fedpriv.core.world import build_world_around, check_fitness, network_of
 from fedpriv.data.datasets import Dataset
 from fedpriv.data.tokenizers import NO_TARGET, Bytes, TextFacts
 from fedpriv.diagnosis.cost import step_cost
@@ -148,7 +147,8 @@ def _measured(
         progress.stage("finding how each layer's gradients are computed")
         x, y = inputs[:batch], labels[:batch]
         with seeded_generators(0, x.device):
-            gradients = per_example_gradients(model, LOSS, x, y, route=find_route(model, LOSS, x, y))
+            route = find_route(model, example_losses, x, y)
+            gradients = per_example_gradients(model, example_losses, x, y, route=route)
         routes, whole = gradients.routes, gradients.routes.get("", "")
         # One that holds parameters itself has a route as a layer among others.
         is_dense = len(routes) == 1 and whole.startswith("dense")
@@ -160,7 +160,7 @@ def _measured(
         progress.stage(f"measuring steps on {batch} examples")
         config = experiment.mechanism if experiment.mechanism.protects_examples else mechanism_settings(GAUSSIAN)
         noisy = config if config.noise is not None else config.with_some_noise()  # a step costs the same with any
-        cost = step_cost(network_of(experiment, dataset), LOSS, x, y, noisy.mechanism())
+        cost = step_cost(network_of(experiment, dataset), example_losses, x, y, noisy.mechanism())
         return found.model_copy(update={"cost": cost})
     except RAISED as error:
         return found.model_copy(update={"unmeasured": reason_of(error)})
@@ -168,7 +168,7 @@ def _measured(
 
 def _exact(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, object]:
     try:
-        return {"exactness": exactness(model, LOSS, inputs, labels)}
+        return {"exactness": exactness(model, example_losses, inputs, labels)}
     except RAISED as error:
         return {"unmeasured": reason_of(error)}
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.names import NormName
-from fedpriv.core.network import precision_of
 from fedpriv.core.randomness import numpy_stream, seeded_generators, torch_stream
 from fedpriv.core.threads import cpu_threads
+from fedpriv.core.world import precision_of
 from fedpriv.data.datasets import Dataset, unit_scale
 from fedpriv.gradients.calls import evaluating, until_the_end
 from fedpriv.robustness.noise import Place, RobustnessNoise, noise_layers

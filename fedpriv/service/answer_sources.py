@@ -16,11 +16,10 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.names import Adjacency
-from fedpriv.core.network import network_of, precision_of
 from fedpriv.core.records import Guarantee, Ledger
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.sections import forward_noise
-from fedpriv.core.world import World
+from fedpriv.core.world import World, network_of, precision_of
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.models import model_settings, recorded_model
 from fedpriv.models.machinery.build import build_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.core.checks import LOSS
+from fedpriv.core.federated import example_losses
 from fedpriv.diagnosis import diagnose as comparing
 from fedpriv.diagnosis import diagnose as flow
 from fedpriv.diagnosis.cost import step_cost
@@ -130,7 +130,7 @@ def test_a_wrong_gradient_shows_as_large_as_it_is(off: str, head: str, monkeypat
     model, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3), torch.arange(5) % 2
     if head == "zeros":
         nn.init.zeros_(model[2].weight)
-    assert comparing.exactness(model, LOSS, x, y).error < 1e-14
+    assert comparing.exactness(model, example_losses, x, y).error < 1e-14
     right = comparing.per_example_gradients
 
     def wrong(*given: object, **named: object) -> DenseGradients:
@@ -138,7 +138,7 @@ def test_a_wrong_gradient_shows_as_large_as_it_is(off: str, head: str, monkeypat
         return DenseGradients({name: value * (1 + 1e-6 * (name == off)) for name, value in rows.items()})
 
     monkeypatch.setattr(comparing, "per_example_gradients", wrong)
-    found = comparing.exactness(model, LOSS, x, y)
+    found = comparing.exactness(model, example_losses, x, y)
     assert 1e-7 < found.error < 5e-6 and found.layer.startswith(off.partition(".")[0])
     assert found.rounding is not None and found.rounding < 1e-13
 
@@ -157,7 +157,7 @@ def test_rounding_alone_is_no_gradient() -> None:
             scores = torch.softmax(self.query(x) @ self.key(x).mT, -1)
             return self.output(scores @ self.value(x)).mean(1)
 
-    found = comparing.exactness(Attention(), LOSS, torch.randn(6, 5, 4), torch.arange(6) % 2)
+    found = comparing.exactness(Attention(), example_losses, torch.randn(6, 5, 4), torch.arange(6) % 2)
     assert found.error < 1e-12
 
 
@@ -177,7 +177,7 @@ def test_rounding_counts_as_much_as_the_network_makes_of_it(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.output(torch.sin(factor * self.inner(x)) / factor)
 
-    found = comparing.exactness(Waves(), LOSS, torch.randn(6, 8), torch.arange(6) % 2)
+    found = comparing.exactness(Waves(), example_losses, torch.randn(6, 8), torch.arange(6) % 2)
     assert found.rounding is not None and least < found.rounding < most
 
 
@@ -193,7 +193,7 @@ def test_memory_counts_what_is_written_out() -> None:
             return torch.cumsum(x @ self.weight.mT, 1)
 
     x, y = torch.randn(8, 1 << 16), torch.arange(8) % 10
-    found = step_cost(Held(), LOSS, x, y, GaussianMechanism(1.0, 1.0))
+    found = step_cost(Held(), example_losses, x, y, GaussianMechanism(1.0, 1.0))
     assert found.sgd_mib is not None and found.private_mib is not None
     assert 6 < found.sgd_mib < 16 and found.private_mib > found.sgd_mib + 7 * 2.5
 

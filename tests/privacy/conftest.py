@@ -24,5 +24,5 @@ def networks_that_passed() -> Iterator[None]:
             passed.add(trial)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpriv.core.checks.refuse_mixed_examples", remembered)
+        patch.setattr("fedpriv.core.world.refuse_mixed_examples", remembered)
         yield

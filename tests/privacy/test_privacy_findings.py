@@ -350,7 +350,7 @@ FIXES: dict[str, dict[str, object]] = {
     "1: raises": {"fedpriv.clients.training._unless_raised": lambda _, compute: compute()},
     "1: raises in a batch only": {"fedpriv.clients.training.where_sound": where_alone},
     "1: overflow": {"fedpriv.mechanisms.machinery.base.Mechanism._admitted": refusing},
-    "2: mixing": {"fedpriv.core.checks._refuse_leaks": lambda *_: None},
+    "2: mixing": {"fedpriv.core.world._refuse_leaks": lambda *_: None},
     "3: collisions": {
         "fedpriv.clients.answering.answer_secret": lambda _, client, number, __: ThirtyTwoBits(client, number)
     },
