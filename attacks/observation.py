@@ -91,6 +91,8 @@ class TextFormat:
     task: Literal["classify", "next"]  # classify: the label of a sequence; next: each token from those before it
     packed: bool = False  # whether sequences are cut from running text; else each begins a text
     mark: tuple[int, ...] = ()  # next: tokens behind which the loss counts; empty: everywhere
+    # next: tokens behind which it counts no more, up to the next mark; empty: it counts on
+    until: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,8 @@ def write_observation(folder: Path, observation: Observation) -> Path:
 def _plain(settings: PublicSettings) -> dict[str, Any]:
     """As they are written; what is empty for most uploads is left out."""
     tree = asdict(settings)
+    if settings.text is not None and not settings.text.until:
+        del tree["text"]["until"]
     return {key: value for key, value in tree.items() if key not in ("columns", "draws", "text") or value}
 
 

@@ -268,7 +268,7 @@ def _random_examples(settings: PublicSettings, stream: torch.Generator) -> tuple
 def _batches(settings: PublicSettings, examples: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Inputs and labels of each local step, in the order in which attacks take examples."""
     if settings.text is not None and settings.text.task == "next":
-        examples, labels = examples[:, :-1], next_targets(examples, settings.text.mark)
+        examples, labels = examples[:, :-1], next_targets(examples, settings.text.mark, settings.text.until)
     size = min(settings.batch_size or 1, len(examples))
     rows = [[(step * size + place) % len(examples) for place in range(size)] for step in range(settings.local_steps)]
     return [(examples[part], labels[part]) for part in rows]

@@ -127,5 +127,7 @@ def public_settings(experiment: Experiment, dataset: Dataset, plan: Plan) -> Pub
         mechanism=plan.config.model_dump(mode="json", exclude_none=True),
         columns=dataset.columns,
         draws=plan.least_draws,
-        text=None if texts is None else TextFormat(texts.tokenizer.size, texts.task, texts.packed, texts.mark),
+        text=None
+        if texts is None
+        else TextFormat(texts.tokenizer.size, texts.task, texts.packed, texts.mark, texts.until_mark),
     )

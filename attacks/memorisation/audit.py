@@ -93,9 +93,11 @@ def _network(world: World, state: State) -> Network:
 
 def _gains(world: World, final: State, written: Tensor) -> Tensor:
     """How much likelier each text became by training, in nats per token."""
-    mark = _text(world.dataset).mark
-    after = mean_losses(_network(world, final), written, mark)
-    return mean_losses(_network(world, world.initial), written, mark) - after
+    facts = _text(world.dataset)
+    before, after = (
+        mean_losses(_network(world, state), written, facts.mark, facts.until_mark) for state in (world.initial, final)
+    )
+    return before - after
 
 
 def _public_prompts(dataset: Dataset) -> Tensor | None:
@@ -236,11 +238,11 @@ def sampled(
     return tokens
 
 
-def mean_losses(network: Network, tokens: Tensor, mark: Sequence[int] = ()) -> Tensor:
+def mean_losses(network: Network, tokens: Tensor, mark: Sequence[int] = (), until: Sequence[int] = ()) -> Tensor:
     """Return what a model takes for each text (N, T), in nats per token, (N,), in float64, on the CPU."""
     parts = []
     for part, logs in log_probabilities(network, tokens, tokens.shape[1]):
-        following = next_targets(functional.pad(part, (0, 1), value=PAD), mark)
+        following = next_targets(functional.pad(part, (0, 1), value=PAD), mark, until)
         counted = following >= 0
         losses = -logs.gather(2, following.clamp(min=0)[:, :, None])[:, :, 0] * counted
         parts.append(losses.sum(dim=1) / counted.sum(dim=1).clamp(min=1))

@@ -402,7 +402,8 @@ def _column(scene: TextScene, victim: Victim, sentence: Sentence, label: int, na
 
 def _next_targets(scene: TextScene, sentence: Sequence[int]) -> Tensor:
     """The targets (1, T) of a text of at most T + 1 tokens."""
-    return next_targets(padded([sentence], scene.length + 1), scene.format.mark).to(scene.device)
+    tokens = padded([sentence], scene.length + 1)
+    return next_targets(tokens, scene.format.mark, scene.format.until).to(scene.device)
 
 
 def _weights(columns: Tensor, heard: Tensor) -> tuple[np.ndarray, float]:

@@ -55,14 +55,14 @@ def split(scene: TextScene, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     """Return what the network takes (N, T), and the targets of its loss, of sentences (N, L) with labels (N,)."""
     if not scene.is_next:
         return tokens, labels
-    return tokens[:, :-1], next_targets(tokens, scene.format.mark)
+    return tokens[:, :-1], next_targets(tokens, scene.format.mark, scene.format.until)
 
 
 def soft_batch(scene: TextScene, probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs (N, B, 1, T, V) and label probabilities of a soft network, of (N, B, L, V) and labels (N, B)."""
     if not scene.is_next:
         return probabilities[:, :, None], F.one_hot(labels, scene.classes).to(probabilities)
-    return probabilities[:, :, None, :-1], soft_targets(probabilities, scene.format.mark)
+    return probabilities[:, :, None, :-1], soft_targets(probabilities, scene.format.mark, scene.format.until)
 
 
 def trained_network(scene: TextScene, victim: Victim) -> nn.Module:

@@ -153,9 +153,9 @@ def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
     return Network(soft, _soft_losses)
 
 
-def soft_targets(probabilities: Tensor, mark: Sequence[int] = ()) -> Tensor:
+def soft_targets(probabilities: Tensor, mark: Sequence[int] = (), until: Sequence[int] = ()) -> Tensor:
     """Return the next token's probabilities (..., L - 1, V) of those of sequences (..., L, V); zeros where is none."""
-    return probabilities[..., 1:, :] * (next_targets(probabilities.argmax(dim=-1), mark) >= 0)[..., None]
+    return probabilities[..., 1:, :] * (next_targets(probabilities.argmax(dim=-1), mark, until) >= 0)[..., None]
 
 
 def _soft_losses(logits: Tensor, labels: Tensor) -> Tensor:

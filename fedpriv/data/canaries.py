@@ -96,7 +96,8 @@ def with_canaries(dataset: Dataset, shares: Sequence[Numbers], config: CanaryCon
     tokens = np.repeat(_sequences(canaries, dataset.shape[-1] + 1), canaries.copies, axis=0)
     x, y = dataset.x_train.clone(), dataset.y_train.clone()
     x[rows] = torch.from_numpy(tokens[:, :-1]).to(x.dtype).view(-1, *dataset.shape)
-    y[rows] = next_targets(torch.from_numpy(tokens), dataset.text.mark if dataset.text is not None else ())
+    marks = () if dataset.text is None else (dataset.text.mark, dataset.text.until_mark)
+    y[rows] = next_targets(torch.from_numpy(tokens), *marks)
     return replace(dataset, x_train=x, y_train=y, source=f"{dataset.source}; {len(rows)} sequences are canaries")
 
 

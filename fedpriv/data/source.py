@@ -35,6 +35,9 @@ class Place:
     test_share: float | None = None  # share of the examples that is the test set, where the files have none
 
 
+PARQUET = (".parquet", ".pq")  # what the names of Parquet files end with
+
+
 def home(path: str) -> Path:
     """Return a path with ~ replaced."""
     try:

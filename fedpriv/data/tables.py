@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fedpriv.core.columns import MISSING, OTHER, ColumnSpec, features_of, slices
 from fedpriv.core.errors import InputError, cut, one_line, some_of
 from fedpriv.data.files import check_memory
+from fedpriv.data.source import PARQUET
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PARQUET = (".parquet", ".pq")
 # What is made of the bytes of a cell's text: features, of a category one a value.
 _MADE_OF_A_BYTE = 8
 _SHOWN = 300  # characters of what Arrow says, which quotes rows

@@ -17,8 +17,9 @@ from typing_extensions import override
 from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import suggestion
+from fedpriv.data.chats import ASSISTANT, Turn, open_template, turns_of
 from fedpriv.data.files import Arrays, Keys, check_memory
-from fedpriv.data.source import Place, SingleFile, named_parts
+from fedpriv.data.source import PARQUET, Place, SingleFile, named_parts
 from fedpriv.data.tokenizers import TextFacts, Tokenizer, labelled, next_tokens, open_tokenizer, tokenizer_files
 
 if TYPE_CHECKING:
@@ -50,11 +51,20 @@ class TextColumns(NamedTuple):
 class Row(NamedTuple):
     """A text and what stands beside it; ``None``: there is no such column."""
 
-    text: str
+    text: str  # of a chat what was said
     label: str | None = None
     key: str | None = None
     split: str | None = None
     prompt: str | None = None
+    chat: tuple[Turn, ...] = ()  # the messages; none: it is a text
+
+    @staticmethod
+    def of(where: str, value: object) -> Row:
+        """Return the text of a cell, or the chat that it holds."""
+        if not isinstance(value, list):
+            return Row(_cell(where, value))
+        turns = turns_of(where, value)
+        return Row("\n".join(_cell(where, turn.content) for turn in turns), chat=turns)
 
 
 def csv_wanted(columns: TextColumns, labels: Iterable[str], splits: Sequence[str] = ()) -> str:
@@ -70,6 +80,8 @@ def read_texts(path: Path, columns: TextColumns) -> list[Row]:
     if path.is_dir():
         return _folder(path)
     ending = Path(path.name.lower().removesuffix(".gz")).suffix
+    if ending in PARQUET:
+        raise InputError(f"{path}: Parquet is read with data.name = 'hub', and the same section [data.text]")
     read = _json_lines if ending in JSON_LINES else _json_list if ending == ".json" else _csv
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
@@ -130,8 +142,10 @@ def _json_row(path: Path, where: str, number: int, given: object, columns: TextC
     for column in columns.needed:
         if column not in given:
             raise _missing(where, column, list(given))
-    read = {column: _cell(f"{where}: {column!r}", given[column]) for column in columns if column in given}
-    return _row(path, number, read, columns)
+    others = [column for column in columns[1:] if column in given]
+    read = {column: _cell(f"{where}: {column!r}", given[column]) for column in others}
+    row = Row.of(f"{where}: {columns.text!r}", given[columns.text])
+    return _row(path, number, {**read, columns.text: row.text}, columns)._replace(chat=row.chat)
 
 
 def _folder(root: Path) -> list[Row]:
@@ -323,11 +337,11 @@ def arrays_of(
     task = config.task or ("classify" if labels else "next")
     if not part.train or not part.test:
         raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; expected both")
-    part = _prompted(part, config.response, where) if config.response else part
+    part, marks = _as_texts(part, config, where)
     keys = Keys.of(*([row.key or "" for row in rows] for rows in part))
     parts = (part.train, keys.train), (part.test, keys.test)
     tokenizer = open_tokenizer(config, root, [row.text for row in part.test])
-    facts = TextFacts(task, tokenizer, config.pack, config.response)
+    facts = TextFacts(task, tokenizer, config.pack, *marks)
     warnings: tuple[str, ...] = ()
     if task == "classify":
         if not labels:
@@ -351,6 +365,25 @@ def arrays_of(
         text=facts,
         keys=whose,
     )
+
+
+def _as_texts(part: TextSplit, config: CorpusConfig, where: str) -> tuple[TextSplit, tuple[str, ...]]:
+    """Texts with prompts and roles in them, and the marks around what the loss counts; none: it counts all."""
+    rows, response = [*part.train, *part.test], config.response
+    chats = [row.chat for row in rows if row.chat]
+    if not chats:
+        return (_prompted(part, response, where), (response,)) if response else (part, ())
+    if len(chats) < len(rows):
+        raise InputError(f"{where}: {len(chats):,} of {len(rows):,} texts are chats; expected all or none")
+    if config.prompt or response not in ("", ASSISTANT):
+        key, given = ("prompt", config.prompt) if config.prompt else ("response", response)
+        allowed = f"of chats leave prompt out, and response may be {ASSISTANT!r}"
+        raise InputError(where=where, key=f"data.text.{key}", given=given, allowed=allowed)
+    template = open_template(config)
+    texts = template.texts(chats, where, marked=bool(response))
+    whole = [row._replace(text=text) for row, text in zip(rows, texts, strict=True)]
+    first = len(part.train)
+    return TextSplit(whole[:first], whole[first:]), template.marks if response else ()
 
 
 def _prompted(part: TextSplit, response: str, where: str) -> TextSplit:

@@ -20,6 +20,7 @@ from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, one_line, optional
 from fedpriv.core.names import END, PAD, START
 from fedpriv.core.npz import read_arrays, read_headers
+from fedpriv.data.chats import template_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,9 +200,10 @@ class LlamaTokens(Tokenizer):
 
 def tokenizer_files(config: CorpusConfig, root: Path) -> tuple[Path, ...]:
     """Return the files that :func:`open_tokenizer` reads."""
-    if config.tokenizer == "bpe":
-        return (Path(config.vocabulary_file),) if config.vocabulary_file else ()
-    return {"byte": (), "word": (root / _WORDS,), "llama": (root / _STORIES,)}[config.tokenizer]
+    if config.tokenizer == "bpe" and config.vocabulary_file:
+        beside = (path for path in template_files(config.vocabulary_file) if path.is_file())
+        return (Path(config.vocabulary_file), *beside)
+    return {"byte": (), "bpe": (), "word": (root / _WORDS,), "llama": (root / _STORIES,)}[config.tokenizer]
 
 
 def open_tokenizer(config: CorpusConfig, root: Path, public: Sequence[str]) -> Tokenizer:
@@ -242,28 +244,49 @@ class TextFacts:
     tokenizer: Tokenizer  # that made the tokens
     packed: bool = False  # whether sequences are cut from texts laid end to end
     response: str = ""  # next: what stands before what is learnt; empty: everything is
+    until: str = ""  # next: the last of what is learnt, up to the next response; empty: the rest is
 
     @property
     def mark(self) -> tuple[int, ...]:
         """The tokens behind which the loss counts; empty: everywhere."""
         return tuple(self.tokenizer.encode(self.response)) if self.response else ()
 
+    @property
+    def until_mark(self) -> tuple[int, ...]:
+        """The tokens behind which the loss counts no more, up to the next :attr:`mark`; empty: it counts on."""
+        return tuple(self.tokenizer.encode(self.until)) if self.until else ()
+
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text; no token reaches over the beginning or the end of ``response``."""
-        before, found, after = text.partition(self.response) if self.response else (text, "", "")
-        return [token for part in (before, found, after) if part for token in self.tokenizer.encode(part)]
+        """Return the tokens of a text; no token reaches over the beginning or the end of a mark."""
+        marks = "|".join(re.escape(mark) for mark in (self.response, self.until) if mark)
+        parts = re.split(f"({marks})", text, maxsplit=0 if self.until else 1) if marks else [text]
+        return [token for part in parts if part for token in self.tokenizer.encode(part)]
 
 
-def next_targets(tokens: Tensor, mark: Sequence[int] = ()) -> Tensor:
-    """Return the token after each, (..., T), of (..., T + 1); none where padding is, or before the mark's end."""
+def next_targets(tokens: Tensor, mark: Sequence[int] = (), until: Sequence[int] = ()) -> Tensor:
+    """Return the token after each, (..., T), of (..., T + 1); none where padding is, or outside of responses.
+
+    Responses begin behind ``mark``, and end with ``until``, if there is one.
+    """
     import torch
 
     following = tokens[..., 1:]
     wanted = following != PAD
     if mark:
-        ends = (tokens.unfold(-1, len(mark), 1) == tokens.new_tensor(mark)).all(dim=-1)
-        wanted = wanted & torch.nn.functional.pad(ends.cumsum(dim=-1)[..., :-1] > 0, (len(mark) - 1, 0))
+        wanted = wanted & (_last(tokens, mark) > (_last(tokens, until) if until else -1))
     return torch.where(wanted, following, NO_TARGET)
+
+
+def _last(tokens: Tensor, mark: Sequence[int]) -> Tensor:
+    """Where the last mark up to each token ends, (..., T) of (..., T + 1); -1: there is none."""
+    import torch
+
+    if tokens.shape[-1] < len(mark):
+        return torch.full_like(tokens[..., 1:], -1)
+    ends = (tokens.unfold(-1, len(mark), 1) == tokens.new_tensor(mark)).all(dim=-1)
+    places = torch.arange(len(mark) - 1, tokens.shape[-1], device=tokens.device)
+    last = torch.where(ends, places, -1).cummax(dim=-1).values[..., :-1]
+    return torch.nn.functional.pad(last, (len(mark) - 1, 0), value=-1)
 
 
 def labelled(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Numbers:
@@ -278,7 +301,7 @@ def next_tokens(
     import numpy as np
     import torch
 
-    mark = facts.mark
+    mark, until = facts.mark, facts.until_mark
     if len(mark) > length:
         raise InputError(f"data.text.response has {len(mark)} tokens, and a sequence {length} (data.text.length)")
     streams = _together(facts, texts, owners) if facts.packed else _apart(facts, texts, owners)
@@ -288,7 +311,7 @@ def next_tokens(
         pieces += [stream[start : start + length + 1] for start in starts]
         whose += [owner] * len(starts)
     tokens = _padded(pieces, length + 1)
-    targets = next_targets(torch.from_numpy(tokens), mark).numpy()
+    targets = next_targets(torch.from_numpy(tokens), mark, until).numpy()
     return tokens[:, :-1], targets, np.array(whose, dtype=np.int64)
 
 

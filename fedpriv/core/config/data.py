@@ -135,14 +135,17 @@ class CorpusConfig(Settings):
         description="next: lay the texts of a key end to end and cut them into sequences; false: a sequence is one "
         "text, cut off or padded",
     )
-    text: Annotated[str, Field(min_length=1)] = Field("text", description="own files: the column of the texts")
+    text: Annotated[str, Field(min_length=1)] = Field(
+        "text",
+        description="own files: the column of the texts, or of chats: lists of messages, each with role and content",
+    )
     prompt: str = Field(
         "", description="own files: the column of what stands before each text, with response between them; empty: none"
     )
     response: str = Field(
         "",
         description="next: the loss counts only what follows these characters, where a text has them first, such as "
-        "'<|assistant|>'; empty: it counts all",
+        "'<|assistant|>'; of chats 'assistant': the messages of this role alone; empty: it counts all",
     )
     label: str = Field("", description="own files: the column of the labels; empty: none")
     test_share: Annotated[Real, Field(gt=0, lt=1)] = Field(

@@ -58,17 +58,18 @@ class StoredTable:
     def values(self, key: str, name: str) -> list[Any]:
         """Return all cells of a column, none of which may be empty, names in place of numbers of classes."""
         self.require(key, name)
-        no_texts = () if key == "data.text.text" else ("",)
+        is_text = key == "data.text.text"
+        what, kinds = ("a text, a chat", str | int | list) if is_text else ("a text", str | int)
         cells = [cell for batch in self.batches([name]) for cell in batch.column(0).to_pylist()]
         names = self.features.get(name, {}).get("names")
         for row, cell in enumerate(cells):
             known = (
-                isinstance(cell, str | int)
-                and cell not in no_texts
+                isinstance(cell, kinds)
+                and (is_text or cell != "")
                 and (names is None or (isinstance(cell, int) and 0 <= cell < len(names)))
             )
             if not known:
-                allowed = "a text or a whole number" if names is None else f"a number of its {len(names)} classes"
+                allowed = f"{what} or a whole number" if names is None else f"a number of its {len(names)} classes"
                 raise InputError(f"{self.where}: row {row + 1:,}, column {name!r}: {cell!r:.60}; expected {allowed}")
         return [names[cell] for cell in cells] if names else cells
 
@@ -295,10 +296,13 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
 
 
 def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:
-    texts = [str(value) for value in table.values("data.text.text", config.text)]
+    texts = [Row.of(table.where, value) for value in table.values("data.text.text", config.text)]
     empty: list[Any] = [None] * len(texts)
     labels = table.values("data.text.label", config.label) if config.label else empty
     keys = table.values("data.key", place.key) if place.key else empty
     before = table.values("data.text.prompt", config.prompt) if config.prompt else empty
     beside = ((None if value is None else str(value) for value in each) for each in (labels, keys, before))
-    return [Row(text, label, key, None, prompt) for text, label, key, prompt in zip(texts, *beside, strict=True)]
+    return [
+        row._replace(label=label, key=key, prompt=prompt)
+        for row, label, key, prompt in zip(texts, *beside, strict=True)
+    ]
