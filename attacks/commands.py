@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedpriv.core.figure import Figure
     from fedpriv.core.finding import Finding
     from fedpriv.core.progress import Progress
-    from fedpriv.core.records import GrowingRecord
+    from fedpriv.core.reading import GrowingRecord
     from fedpriv.core.runs import RunFolder
 
 R = TypeVar("R", bound="GrowingRecord")

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special
 from scipy.stats import binomtest, bootstrap
 
-from fedpriv.core.records import CONFIDENCE, Interval
+from fedpriv.core.figure import CONFIDENCE, Interval
 
 RESAMPLES = 9999
 

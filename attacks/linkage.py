@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.columns import slices
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Interval
+from fedpriv.core.figure import Interval
 from fedpriv.data.datasets import Dataset
 
 

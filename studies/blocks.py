@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedpriv.attacks.membership.report import MembershipColumns
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Interval
+from fedpriv.core.figure import Interval
 from fedpriv.core.report.drawing import LIGHT, dress, level, to_svg
 from fedpriv.sweep.comparison import Setting, choose_attacks, settings_of
 from fedpriv.sweep.record import TrialRecord

@@ -46,14 +46,15 @@ from fedpriv.attacks.reconstruction import AttackJob, best_decisions
 from fedpriv.attacks.referee import Truth, score, score_guesses
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Interval
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import versions
 from fedpriv.core.lab.victims import UploadTarget, candidates, truth
 from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.randomness import torch_stream
-from fedpriv.core.records import AttackResult, Interval, Score
+from fedpriv.core.records import AttackResult, Score
 from fedpriv.core.registry import ATTACKS
-from fedpriv.core.runs.files import Files
+from fedpriv.core.runs import Files
 from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World, build_world

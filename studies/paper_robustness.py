@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Interval
+from fedpriv.core.figure import Interval
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.robustness.norms import FirstLayer, unit_images

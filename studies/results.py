@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t
 
-from fedpriv.core.records import Interval
+from fedpriv.core.figure import Interval
 
 _PUBLISHED = Path(__file__).parent / "published"
 

@@ -33,7 +33,7 @@ from fedpriv.attacks.texts.scoring import Scorer, Texts, trained_network
 from fedpriv.attacks.texts.soft import soft_network
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
-from fedpriv.core.records.attacks import SentenceResult, sentence_result
+from fedpriv.core.records import SentenceResult, sentence_result
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World, build_world
 from fedpriv.data.source import data_folder

@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "a checkpoint names the round before it",
-        "fedpriv/core/runs/folder.py",
+        "fedpriv/core/runs.py",
         'metadata={"round": str(checkpoint.round)}',
         'metadata={"round": str(max(checkpoint.round - 1, 0))}',
         "tests/core/test_runs.py tests/integration",

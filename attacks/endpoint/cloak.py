@@ -15,9 +15,8 @@ from fedpriv.attacks.endpoint.probes.cloak import CloakedQuestions
 from fedpriv.attacks.probing import ProbeOutcome, Shown
 from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, outputs, probabilities
 from fedpriv.core.errors import InputError
-from fedpriv.core.figure import Figure
+from fedpriv.core.figure import CONFIDENCE, Figure, Interval
 from fedpriv.core.randomness import numpy_stream, torch_stream
-from fedpriv.core.records import CONFIDENCE, Interval
 from fedpriv.core.registry import MODELS
 from fedpriv.data.datasets import group_numbers
 from fedpriv.models.machinery.build import build_model

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, outputs, uniform_images
-from fedpriv.core.figure import Figure
+from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.randomness import numpy_stream, torch_stream
-from fedpriv.core.records import Interval
 
 Array = NDArray[np.float64]
 

@@ -11,8 +11,7 @@ from fedpriv.attacks.threat import probers
 from fedpriv.core.figure import Figure
 from fedpriv.core.finding import Finding, Picture, RunView, Section, read_picture
 from fedpriv.core.numbers import percent
-from fedpriv.core.reading import FileRecord
-from fedpriv.core.records import GrowingRecord
+from fedpriv.core.reading import FileRecord, GrowingRecord
 from fedpriv.core.registry import FINDINGS, PROBES
 from fedpriv.core.runs import RunFolder
 

@@ -20,9 +20,9 @@ from fedpriv.attacks.questions import AnswerRule, Answers, Questions
 from fedpriv.attacks.references import Pool, mapped_network, train_references
 from fedpriv.attacks.scene import ProbeReferee, Rehearsal, probabilities, rounding_unit
 from fedpriv.attacks.scores import auc_interval, bootstrap_intervals, curve
-from fedpriv.core.figure import Figure
+from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Guarantee, Interval
+from fedpriv.core.records import Guarantee
 from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients import Vector
 from fedpriv.models.machinery.convex import softmax

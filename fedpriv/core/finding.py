@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval, in_words
-from fedpriv.core.records import FileRecord, GrowingRecord, Guarantee, Ledger, Partition, RoundRecord, Summary
+from fedpriv.core.reading import FileRecord, GrowingRecord
+from fedpriv.core.records import Guarantee, Ledger, Partition, RoundRecord, Summary
 from fedpriv.core.registry import FINDINGS
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from fedpriv.core.config import Experiment, load_experiment, parse_override
 from fedpriv.core.errors import InputError, optional
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import attack_command, attack_run, resume_run, start_run
-from fedpriv.core.records import GrowingRecord, Summary
+from fedpriv.core.reading import GrowingRecord
+from fedpriv.core.records import Summary
 from fedpriv.core.registry import OPTIONS, suggestion
 from fedpriv.core.report import load_view, render_card, reported, write_report
 from fedpriv.core.runs import RunFolder

@@ -11,7 +11,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole
 from fedpriv.core.plan import plan_client
-from fedpriv.core.records import read_file
+from fedpriv.core.reading import read_file
 from fedpriv.core.wire import unpack
 from fedpriv.data.datasets import load_dataset
 from fedpriv.deploy.messages import ConnectionKind, Exchange

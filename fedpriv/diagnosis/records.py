@@ -1,6 +1,6 @@
 """What is found out about a network, as ``fedpriv model --json`` prints it."""
 
-from fedpriv.core.records import GrowingRecord
+from fedpriv.core.reading import GrowingRecord
 
 
 class Acceptance(GrowingRecord):

@@ -28,7 +28,8 @@ from fedpriv.core.finding import png
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.numbers import percent, several
 from fedpriv.core.progress import Progress
-from fedpriv.core.records import AttackResult, LedgerLine, Score, read_file, shown_epsilon
+from fedpriv.core.reading import read_file
+from fedpriv.core.records import AttackResult, LedgerLine, Score, shown_epsilon
 from fedpriv.core.registry import ATTACKS
 from fedpriv.data.tokenizers import Bytes
 from fedpriv.flower.arrays import Form

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.observation import observation_stem, observation_title
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import as_json, write_whole
-from fedpriv.core.reading import Record
-from fedpriv.core.records import read_file
+from fedpriv.core.reading import Record, read_file
 from fedpriv.flower.arrays import Form
 from fedpriv.flower.watch import Batch, Rates, Seen, Task
 from fedpriv.gradients import Vector

@@ -10,9 +10,9 @@ from typing import ClassVar, TypeVar
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import append_line, as_json, is_empty, write_whole, writing_to
 from fedpriv.core.randomness import Secret
-from fedpriv.core.reading import Record
-from fedpriv.core.records import Failure, Ledger, Origin, read_file
-from fedpriv.core.runs.files import Files
+from fedpriv.core.reading import Record, read_file
+from fedpriv.core.records import Failure, Ledger, Origin
+from fedpriv.core.runs import Files
 from fedpriv.prompts.records import Prompts
 from fedpriv.prompts.settings import Prompting, load_prompting
 from fedpriv.prompts.texts import PromptTexts

@@ -18,9 +18,9 @@ from scipy.stats import norm
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.scores import auc_interval, curve
 from fedpriv.core.errors import InputError
-from fedpriv.core.figure import Figure
+from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import Interval, shown_epsilon
+from fedpriv.core.records import shown_epsilon
 from fedpriv.prompts.classify import Classifier, VoteNoise, answers
 from fedpriv.prompts.records import PromptLeak
 from fedpriv.prompts.settings import LeaksConfig

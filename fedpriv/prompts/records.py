@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.reading import FileRecord, Record
-from fedpriv.core.records.rounds import Failure
+from fedpriv.core.records import Failure
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from fedpriv.accounting.aggregators import ROUNDED
 from fedpriv.attacks.intervals import rate_interval
+from fedpriv.core.figure import Interval
 from fedpriv.core.files import locked, writing
 from fedpriv.core.names import Adjacency
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream
-from fedpriv.core.records import Guarantee, Interval, Ledger, LedgerLine
+from fedpriv.core.records import Guarantee, Ledger, LedgerLine
 from fedpriv.core.threads import cpu_threads
 from fedpriv.data.source import data_folder
 from fedpriv.mechanisms.machinery.whole_numbers import least_survivors

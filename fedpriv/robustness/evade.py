@@ -10,10 +10,10 @@ from fedpriv.attacks.evasion.steps import Ball, EvasionAttempt, EvasionTrial, Pl
 from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Interval
 from fedpriv.core.files import writing
 from fedpriv.core.finished import completed_summary, final_state, finished_world
 from fedpriv.core.progress import Progress
-from fedpriv.core.records import Interval
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from fedpriv.attacks.evasion.steps import EvasionAttempt
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
-from fedpriv.core.reading import Record
-from fedpriv.core.records import FileRecord
+from fedpriv.core.reading import FileRecord, Record
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.norms import LayerNorms
 

@@ -15,7 +15,7 @@ from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Column, Columns, Finding, Part, RunView, Section, Tile
 from fedpriv.core.numbers import count, duration, figure, percent
 from fedpriv.core.progress import Silent
-from fedpriv.core.records import GrowingRecord
+from fedpriv.core.reading import GrowingRecord
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.records import (

@@ -11,10 +11,9 @@ from pydantic import Field
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CurvePoint, EpsilonBound, Figure, Interval
-from fedpriv.core.reading import FileRecord, GrowingRecord
-from fedpriv.core.records import read_file, read_text
-from fedpriv.core.records.ledger import Guarantee
-from fedpriv.core.runs.files import Files
+from fedpriv.core.reading import FileRecord, GrowingRecord, read_file, read_text
+from fedpriv.core.records import Guarantee
+from fedpriv.core.runs import Files
 from fedpriv.core.settings import absent
 from fedpriv.service.ledger import Opening, QueryLedger
 

@@ -13,9 +13,9 @@ from scipy.stats import t as student
 from fedpriv.attacks.settings import is_active
 from fedpriv.core.config import describe
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import CONFIDENCE, Interval
 from fedpriv.core.finding import Column, chosen_attack
 from fedpriv.core.names import AGAINST
-from fedpriv.core.records import CONFIDENCE, Interval
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.folder import SweepFolder

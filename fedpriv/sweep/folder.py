@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import as_json, is_empty, locked, remove_parts, write_whole, writing_to
-from fedpriv.core.records import parse_json, read_file, read_text
-from fedpriv.core.runs.files import Files
+from fedpriv.core.reading import parse_json, read_file, read_text
+from fedpriv.core.runs import Files
 from fedpriv.sweep.record import TrialRecord
 from fedpriv.sweep.settings import Sweep
 from fedpriv.sweep.table import to_csv, to_parquet, to_table

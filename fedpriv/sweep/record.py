@@ -14,13 +14,8 @@ from pydantic.fields import FieldInfo
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.config import Experiment
 from fedpriv.core.finding import Columns, Finding, Part, all_found, findings
-from fedpriv.core.records import (
-    COMPLETED,
-    AttackResult,
-    GrowingRecord,
-    Ledger,
-    Summary,
-)
+from fedpriv.core.reading import GrowingRecord
+from fedpriv.core.records import COMPLETED, AttackResult, Ledger, Summary
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.settings import Trial

@@ -50,7 +50,7 @@ from fedpriv.core.config import Experiment, override, read_toml, validated
 from fedpriv.core.config.file import FileKind
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import findings
-from fedpriv.core.records.ledger import members_text
+from fedpriv.core.records import members_text
 from fedpriv.core.registry import FILES
 from fedpriv.core.settings import Integer, NonNegative, Positive, Settings
 from fedpriv.mechanisms import MECHANISM

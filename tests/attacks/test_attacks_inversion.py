@@ -21,8 +21,7 @@ from fedpriv.attacks.endpoint.probes.mi_face import MiFace
 from fedpriv.attacks.endpoint.probes.mi_face_answers import MiFaceByAnswers
 from fedpriv.attacks.scene import ProbeReferee
 from fedpriv.core.errors import InputError
-from fedpriv.core.figure import Figure
-from fedpriv.core.records import Interval
+from fedpriv.core.figure import Figure, Interval
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, hidden, linear, public, referee, scene
 from tests.cases import in_one_test
 

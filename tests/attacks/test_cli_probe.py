@@ -11,8 +11,7 @@ from fedpriv.accounting.ceiling import membership_auc
 from fedpriv.attacks.endpoint.cli import _answers_words
 from fedpriv.attacks.endpoint.report import Probe
 from fedpriv.attacks.probing import ProbeResult
-from fedpriv.core.figure import Figure
-from fedpriv.core.records import Interval
+from fedpriv.core.figure import Figure, Interval
 from tests.attacks.test_cli_attack import fedpriv, here
 from tests.core.lab.test_summary import VMF
 

@@ -37,8 +37,7 @@ class AttributeInference(ModelAttack):
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.pairs import draw_game, pairs_within
-        from fedpriv.core.figure import Figure
-        from fedpriv.core.records import Interval
+        from fedpriv.core.figure import Figure, Interval
 
         endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)
         count = pairs_within(scene.budget, self.pairs, 2 * len(hidden))

@@ -46,8 +46,7 @@ class EquationSolving(ModelAttack):
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         from fedpriv.attacks.endpoint.equations import affine_scores
         from fedpriv.attacks.endpoint.extraction import agreement_figures, never_asked
-        from fedpriv.core.figure import Figure
-        from fedpriv.core.records import Interval
+        from fedpriv.core.figure import Figure, Interval
 
         needed, endpoint = scene.pixels + 1, scene.open()
         solution, curve, exact = self._solve(scene, referee, endpoint)

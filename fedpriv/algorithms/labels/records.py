@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fedpriv.core.reading import FileRecord, Record
-from fedpriv.core.records import read_file
+from fedpriv.core.reading import FileRecord, Record, read_file
 from fedpriv.core.runs import RunFolder
 
 _Count = Annotated[int, Field(ge=0)]

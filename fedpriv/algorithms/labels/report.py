@@ -9,7 +9,8 @@ from fedpriv.algorithms.labels.records import LabelSurvey, read_survey
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Finding, RunView, Section, Tile
 from fedpriv.core.numbers import figure
-from fedpriv.core.records import GrowingRecord, Guarantee
+from fedpriv.core.reading import GrowingRecord
+from fedpriv.core.records import Guarantee
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 

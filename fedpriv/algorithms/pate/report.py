@@ -12,7 +12,8 @@ from fedpriv.algorithms.pate.records import Knowledge, VotedAnswer, read_answers
 from fedpriv.algorithms.pate.settings import PateConfig
 from fedpriv.core.finding import Columns, Finding, RunView, Section, Tile
 from fedpriv.core.numbers import count, figure, percent
-from fedpriv.core.records import GrowingRecord, Guarantee, shown_epsilon
+from fedpriv.core.reading import GrowingRecord
+from fedpriv.core.records import Guarantee, shown_epsilon
 from fedpriv.core.registry import FINDINGS
 from fedpriv.core.runs import RunFolder
 

@@ -19,8 +19,9 @@ from fedpriv.accounting.estimated import surer
 from fedpriv.attacks.intervals import best_interval, median_interval, rate_interval
 from fedpriv.attacks.settings import by_conduct, is_active
 from fedpriv.core.columns import worded
+from fedpriv.core.figure import Interval
 from fedpriv.core.randomness import numpy_stream
-from fedpriv.core.records import AttackResult, Interval, LeakageRate, RowResult, Score, sentence_result
+from fedpriv.core.records import AttackResult, LeakageRate, RowResult, Score, sentence_result
 from fedpriv.core.world import World
 
 _MEDIANS = ("mse", "mse_normalised", "psnr", "ssim", "lpips", "ssim_padded")

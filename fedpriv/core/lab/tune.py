@@ -25,12 +25,13 @@ from fedpriv.attacks.threat import threat_model
 from fedpriv.core.config import load_experiment, load_run
 from fedpriv.core.config.rules import refuse_texts
 from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Interval
 from fedpriv.core.lab.preflight import attack_warnings, simulation_check
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.victims import UploadTarget, truth, upload_of
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
-from fedpriv.core.records import Interval, RowResult, Score
+from fedpriv.core.records import RowResult, Score
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.settings import wrong_value
 from fedpriv.core.threads import cpu_threads

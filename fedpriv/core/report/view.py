@@ -9,7 +9,8 @@ from typing import Any
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import Found, Picture, RunView, all_found, read_picture
-from fedpriv.core.records import Score, Sentence, kind_of, read_file
+from fedpriv.core.reading import read_file
+from fedpriv.core.records import Score, Sentence, kind_of
 from fedpriv.core.runs import RunFolder, picture_name
 
 Content = Picture | Sentence | Mapping[str, str]

@@ -12,7 +12,7 @@ from fedpriv.core.files import as_json, write_whole, writing
 from fedpriv.core.finding import Picture, read_picture
 from fedpriv.core.numbers import several
 from fedpriv.core.progress import Progress
-from fedpriv.core.records import read_file
+from fedpriv.core.reading import read_file
 from fedpriv.core.report.filters import template
 from fedpriv.flower.arrays import MASKED, STATISTICS
 from fedpriv.flower.attack import TappedSummary, attack_tapped

@@ -15,7 +15,8 @@ from fedpriv.accounting.numerical import composed_epsilon
 from fedpriv.accounting.pairs import zero_out_pair
 from fedpriv.accounting.release import Release, release_with
 from fedpriv.core.numbers import several
-from fedpriv.core.records import LedgerLine, read_file, shown_epsilon
+from fedpriv.core.reading import read_file
+from fedpriv.core.records import LedgerLine, shown_epsilon
 from fedpriv.flower.audit.observers import CLIPPING_NORM, LEDGERS
 from fedpriv.flower.audit.records import Answer, Claim, EngineSteps, ModAction, Round, StrategyLayer
 

@@ -16,8 +16,7 @@ from typing import Any, cast
 from fedpriv.core.config import read_toml
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import write_whole
-from fedpriv.core.reading import Record, parse_json
-from fedpriv.core.records import read_file
+from fedpriv.core.reading import Record, parse_json, read_file
 from fedpriv.flower.app_settings import FILE, TapSettings, read_settings
 from fedpriv.flower.audit.records import Answer, Round, StrategyLayer
 

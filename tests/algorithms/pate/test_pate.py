@@ -28,11 +28,12 @@ from fedpriv.clients.app import client_app, identify
 from fedpriv.clients.training import answer_secret
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
+from fedpriv.core.figure import CONFIDENCE
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.lab import run as lab_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
-from fedpriv.core.records import COMPLETED, CONFIDENCE
+from fedpriv.core.records import COMPLETED
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world

@@ -9,6 +9,7 @@ import pytest
 
 from fedpriv.accounting import Release, guarantee
 from fedpriv.core.config import Experiment
+from fedpriv.core.figure import Interval
 from fedpriv.core.lab.attack_stage import Leakage, Refusal
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import Ending, _of_ceiling, verdict
@@ -16,7 +17,6 @@ from fedpriv.core.records import (
     Ceiling,
     Failure,
     Guarantee,
-    Interval,
     LeakageRate,
     Partition,
     RoundRecord,

@@ -1,4 +1,20 @@
-"""The folder of one run."""
+"""The run folder: what is written where, and read back.
+
+Files appear whole (:mod:`fedpriv.core.files`), and the line-by-line metrics are cut back to the last checkpoint on
+resume. A kill at any moment leaves a folder that can be finished. The checkpoint and all else that a resumed run
+relies on (settings, observations, the lines about the rounds until then) are on the disk before the run goes on, and
+so outlive a power failure, too.
+
+A resumed run leaves the same bytes as an uninterrupted one, but for what tells of its course:
+
+- metrics.jsonl: the ``seconds`` of each round;
+- asked.jsonl: a round that was cut off may be there twice;
+- summary.json: ``seconds`` and ``attack_seconds``, which are of the last start;
+- report.html: these times.
+
+Where an attack takes minutes, its code is compiled if that pays, by the clock: scores and pictures may then differ by
+rounding, in two uninterrupted runs as well (:mod:`fedpriv.attacks.reconstruction.evaluation`).
+"""
 
 import hashlib
 import json
@@ -6,7 +22,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -14,24 +30,23 @@ from torch import Tensor
 
 from fedpriv.core.config import Experiment, load_run, read_toml
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import append_line, drop_cut_line, is_empty, remove_parts, sync, write_whole, writing_to
-from fedpriv.core.randomness import Secret
-from fedpriv.core.records import (
-    Asked,
-    Deployed,
-    LabelCeiling,
-    Ledger,
-    Partition,
-    RoundRecord,
-    Score,
-    Summary,
-    read_file,
-    read_text,
+from fedpriv.core.files import (
+    append_line,
+    as_json,
+    drop_cut_line,
+    is_empty,
+    remove_parts,
+    sync,
+    write_whole,
+    writing_to,
 )
+from fedpriv.core.randomness import Secret
+from fedpriv.core.reading import FileRecord, parse_json, read_file, read_text
+from fedpriv.core.records import Asked, Deployed, LabelCeiling, Ledger, Partition, RoundRecord, Score, Summary
 from fedpriv.core.registry import FINDINGS
-from fedpriv.core.runs.files import Files
 
 T = TypeVar("T")
+F = TypeVar("F", bound=FileRecord)
 
 DEPLOYMENT = "deployment.json"
 """In the folder of a deployment's run: which of Flower's runs it was."""
@@ -56,6 +71,84 @@ class Checkpoint:
 def picture_name(round_number: int, client: int, what: str, image: int | None = None, ending: str = ".png") -> str:
     """Return the name of a picture in reconstructions/, or of a row there."""
     return f"{round_number:04d}-{client:04d}-{what}" + ("" if image is None else f"-{image}") + ending
+
+
+class Files:
+    """The files of a folder, each with its name in it."""
+
+    verb: ClassVar[str] = "run"  # that fills it
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def to_resume(self) -> str:
+        """The command that finishes the run of this folder."""
+        return shlex.join(["fedpriv", self.verb, "--resume", str(self.path)])
+
+    def given_command(self) -> str:
+        """The commands that led here, one a line; empty if unknown."""
+        path = self.path / "command.txt"
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file whole."""
+        write_whole(self.path / name, content)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file whole."""
+        self.write_bytes(name, text.encode())
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a value as indented JSON; NaN and infinity are refused."""
+        self.write_bytes(name, as_json(value))
+
+    def write(self, record: FileRecord) -> None:
+        """Write a record into its file."""
+        self.write_json(record.path, record.model_dump(mode="json"))
+
+    def read(self, kind: type[F]) -> F | None:
+        """Return the record of a kind; ``None`` where there is none."""
+        return read_file(self.path / kind.path, kind)
+
+    def write_private(self, name: str, value: object) -> None:
+        """Write a value as JSON into a folder below, both for the owner's eyes only."""
+        path = self.path / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(path, as_json(value), mode=0o600)
+
+    def write_jsonl(self, name: str, values: Sequence[Mapping[str, Any]]) -> None:
+        """Write one JSON object a line, the file whole."""
+        self.write_text(name, "".join(json.dumps(value, allow_nan=False) + "\n" for value in values))
+
+    def remove(self, *names: str) -> None:
+        """Remove files that may be there."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def whole_lines(self, name: str, kind: type[T]) -> tuple[T, ...]:
+        """Read all lines of a file of JSON objects that appeared whole."""
+        path = self.path / name
+        lines = enumerate((read_text(path) or "").splitlines(), 1)
+        return tuple(parse_json(line, kind, f"{path}, line {number}") for number, line in lines)
+
+    def _needed(self, name: str, record: T | None) -> T:
+        """Return a record of a run that has ended."""
+        if record is None:
+            raise InputError(f"{self.path} has no {name}: finish the run with {self.to_resume}")
+        return record
+
+    def appended_lines(self, name: str, kind: type[T]) -> list[T]:
+        """Read the whole lines of a file of JSON objects; a torn last one is left out."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        whole = content[: content.rfind(b"\n") + 1].splitlines()
+        return [parse_json(line, kind, f"{path}, line {number}") for number, line in enumerate(whole, 1)]
 
 
 class RunFolder(Files):
