@@ -100,24 +100,10 @@ class FactoredGradients(GradientOperator):
                     self._add(vector, scale, names, factor.combine(weights))
 
     @override
-    def dots_laid(self, numbers: Tensor, block: Block | None = None) -> Tensor:
-        return self._sum_laid(lambda factor, laid: factor.dots(laid), numbers, block)
-
-    @override
     def products(self, numbers: Tensor, block: Block | None = None) -> tuple[Tensor, Tensor]:
-        made = self._sum_laid(lambda factor, laid: factor.products(laid), numbers, block)
+        vectors = self.vector(numbers, block)
+        made = self._sum(lambda names, factor: factor.products(_end_to_end(vectors, names, 1)), block)
         return in_double(made[..., :-1]), made[..., -1]
-
-    def _sum_laid(self, product: Callable[[Factor, Tensor], Tensor], numbers: Tensor, block: Block | None) -> Tensor:
-        """Add up a product with vectors that are laid end to end, (G, K)."""
-        places = self._places(block)
-
-        def of_factor(names: Block, factor: Factor) -> Tensor:
-            parts = [numbers[:, own] for own, _ in places[names]]
-            laid = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            return product(factor, laid if len(names) > 1 else laid.view(len(laid), *self.shapes[names[0]]))
-
-        return self._sum(of_factor, block)
 
     @override
     def add_laid(self, numbers: Tensor, scale: float, weights: Tensor, block: Block | None = None) -> None:

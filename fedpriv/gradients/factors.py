@@ -428,30 +428,24 @@ class EmbeddingRows(Factor):
         return self._by_pairs(self.positions, self.positions * (self._width + 1), self.side, products_of_lookups)
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norms."""
         return lengths(self._errors.flatten(1)).square()
 
     def absolute_sums(self) -> Tensor:
-        """Return the L1 norms."""
         return row_norms(self._errors.flatten(1), 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of squares."""
         return torch.cat([row_norms(weights[i].sqrt_().mul_(e).flatten(1)).square() for i, e in self._chunks()])
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Return the inner products with a table."""
         return torch.cat([vector[i].mul_(e).sum(dim=(1, 2)) for i, e in self._chunks()])
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return the weighted sum: the rows of the table that were looked up."""
         total = self._errors.new_zeros(self._shape)
         for (i, e), weight in zip(self._chunks(), weights.split(self._chunk), strict=True):
             total.index_add_(0, i.reshape(-1), (e * weight[:, None, None]).reshape(-1, self._width))
         return total
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return the gradients, zero but for the rows that were looked up."""
         return self.add_to_rows(self._errors.new_zeros(stop - start, *self._shape), start)
 
     def add_to_rows(self, written: Tensor, start: int = 0) -> Tensor:
@@ -464,25 +458,20 @@ class EmbeddingRows(Factor):
         return written
 
     def part(self, start: int, stop: int) -> "EmbeddingRows":
-        """Return what some examples look up."""
         indices, errors, sizes = self._indices[start:stop], self._errors[start:stop], self._sizes.part(start, stop)
         return EmbeddingRows(indices, errors, self._shape, self._scratch, sizes)
 
     def masked(self, keep: Tensor) -> "EmbeddingRows":
-        """Return what the examples look up, the errors of the others zero."""
         errors, sizes = zeroed(self._errors, keep), Sizes.known(zeroed(self.magnitudes(), keep))
         return EmbeddingRows(self._indices, errors, self._shape, self._scratch, sizes)
 
     def bounds(self) -> Sequence[Sizes]:
-        """Return the bound of what is summed."""
         return (self._sizes,)
 
     def magnitudes(self) -> Tensor:
-        """Return the bounds of what was summed."""
         return self._sizes()
 
     def pair_products(self, precise: bool) -> int:
-        """Return those of all positions with all positions, or with their own."""
         return self._width * self.positions ** (1 if self._is_common else 2)
 
     @cached_property
@@ -592,7 +581,6 @@ class Outer(Factor):
         return super().products(vectors)
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions * (self._wide + self._tall) >= self._wide * self._tall:
             return total(row_norms(rows).square() for rows in self._pieces(self._long)).to(self._errors)
         chunks = self._chunks(4 * self._positions**2 + 3 * self._numbers)
@@ -600,11 +588,9 @@ class Outer(Factor):
         return torch.cat([(a @ a.mT).mul_(e @ e.mT).sum(dim=(1, 2)) for a, e in pairs]).clamp_(min=0).to(self._errors)
 
     def absolute_sums(self) -> Tensor:
-        """Return the L1 norms, from gradients multiplied out piece by piece."""
         return total(row_norms(rows, 1) for rows in self._pieces(self._long)).to(self._errors)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
         matrix = weights.reshape(self._tall, self._wide)
         size = 8 if self._long else self._size
         pieces = zip(self._pieces(self._long), matrix.split(self._piece(size)), strict=True)
@@ -623,7 +609,6 @@ class Outer(Factor):
         return torch.cat([made.mul_(side).sum(dim=(1, 2)) for made, side in pairs])
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return the weighted sum."""
         total = self._errors.new_empty(self._shape)
         self.add_to(total, 0.0, weights)
         return total
@@ -640,12 +625,10 @@ class Outer(Factor):
             scale = 1.0
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return gradients multiplied out."""
         written = self.written(slice(start, stop), slice(0, self._tall), precise=False)
         return written.view(stop - start, *self._shape)
 
     def part(self, start: int, stop: int) -> "Outer":
-        """Return the outer products of some examples."""
         inputs, sizes = _Some(self._inputs, start, stop), self._sizes.part(start, stop)
         return Outer(inputs, self._errors[start:stop], self._shape, self._scratch, sizes)
 
@@ -657,15 +640,12 @@ class Outer(Factor):
         return Outer(inputs, errors, self._shape, self._scratch, sizes)
 
     def bounds(self) -> Sequence[Sizes]:
-        """Return the bound of what is summed."""
         return (self._sizes,)
 
     def magnitudes(self) -> Tensor:
-        """Return the bounds of what is summed."""
         return self._sizes()
 
     def pair_products(self, precise: bool) -> int:
-        """Return those of the cheaper of the two ways of :meth:`gram`."""
         if rows_are_cheaper(self.examples, self._positions, self._wide, self._tall):
             numbers = self._wide * self._tall
             return numbers if precise or not self._is_quick else numbers // QUICK
@@ -781,7 +761,6 @@ class Rows(Factor):
         self._norms: Tensor | None = None
 
     def gram(self, precise: bool) -> Tensor:
-        """Return the inner products."""
         return self.grams(1, precise)[0]
 
     def grams(self, groups: int, precise: bool) -> Tensor:
@@ -801,47 +780,38 @@ class Rows(Factor):
         return self._norms
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norms."""
         return self.norms().square()
 
     def absolute_sums(self) -> Tensor:
-        """Return the L1 norms."""
         return row_norms(self._rows, 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of squares, some coordinates at a time."""
         step = self._step(self.examples, self._rows.element_size())
         parts = zip(self._rows.split(step, dim=1), self._laid_out(weights).split(step), strict=True)
         return total(row_norms(columns * chosen.sqrt()).square() for columns, chosen in parts)
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Return the inner products with a tensor."""
         return self.dots(vector[None])[0]
 
     def dots(self, vectors: Tensor) -> Tensor:
-        """Return the inner products of groups with a tensor each."""
         order = (0, *(axis + 1 for axis in self._order))
         laid_out = vectors.permute(order).reshape(len(vectors), 1, self._shape.numel())
         # Vectors from the left: from the right a batched product takes ten times as long.
         return torch.bmm(laid_out, grouped(self._rows, len(vectors)).mT)[:, 0]
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return the weighted sum."""
         return self._shaped(torch.mv(self._rows.T, weights)[None])[0].contiguous()
 
     def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
-        """Add the weighted sum."""
         if self._is_usual and total.is_contiguous():
             total.view(-1).addmv_(self._rows.T, weights, beta=scale)
         else:
             super().add_to(total, scale, weights)
 
     def combine_each(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of groups: one batched product."""
         return self._shaped(torch.bmm(weights[:, None], grouped(self._rows, len(weights)))[:, 0]).contiguous()
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return the gradients themselves."""
         return self._shaped(self._rows if stop - start == self.examples else self._rows[start:stop])
 
     def apart(self, shapes: Sequence[torch.Size]) -> list[Written]:
@@ -851,7 +821,6 @@ class Rows(Factor):
         return [Written(own.view(len(own), *shape), sizes) for own, shape, sizes in parts]
 
     def part(self, start: int, stop: int) -> "Rows":
-        """Return some of the gradients."""
         part = copy(self)
         part.examples, part._rows, part._grams = stop - start, self._rows[start:stop], {}
         part._sizes = [sizes.part(start, stop) for sizes in self._sizes]
@@ -859,21 +828,17 @@ class Rows(Factor):
         return part
 
     def masked(self, keep: Tensor) -> "Rows":
-        """Return a copy of the gradients, the others zero."""
         sizes = [Sizes.known(zeroed(own(), keep)) for own in self._sizes]
         return Rows(self._shaped(zeroed(self._rows, keep)), self._scratch, sizes, side=self._side)
 
     def bounds(self) -> Sequence[Sizes]:
-        """Return the bounds of what is summed."""
         return self._sizes
 
     def magnitudes(self) -> Tensor:
-        """Return the norms, or the bounds of what was summed."""
         each = [sizes() for sizes in self._sizes]
         return lengths(torch.stack(each, dim=1)) if len(each) > 1 else each[0] if each else self.norms()
 
     def pair_products(self, precise: bool) -> int:
-        """Return the number of coordinates."""
         return self._rows.shape[1] if precise else self._rows.shape[1] // QUICK
 
     def _laid_out(self, vector: Tensor) -> Tensor:
@@ -905,21 +870,17 @@ class Dyads(Factor):
         self._sides = Rows(inputs, scratch, side=True), errors
 
     def gram(self, precise: bool) -> Tensor:
-        """Return the inner products."""
         return self.grams(1, precise)[0]
 
     def grams(self, groups: int, precise: bool) -> Tensor:
-        """Return the inner products within groups: products of inner products."""
         left, right = self._sides
         return left.grams(groups, precise) * right.grams(groups, precise)
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norms: products of norms, squared."""
         left, right = self._sides
         return (left.norms() * right.norms()).square()
 
     def absolute_sums(self) -> Tensor:
-        """Return the L1 norms: products of L1 norms."""
         return row_norms(self._inputs, 1) * row_norms(self._errors, 1)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
@@ -933,7 +894,6 @@ class Dyads(Factor):
         return torch.cat(sums) * (left * right).square()
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Return the inner products with a matrix."""
         return self.dots(vector[None])[0]
 
     def dots(self, vectors: Tensor) -> Tensor:
@@ -947,45 +907,36 @@ class Dyads(Factor):
         return torch.cat(parts, dim=1)
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return the weighted sum."""
         total = self._errors.new_empty(self._shape)
         self.add_to(total, 0.0, weights)
         return total
 
     def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
-        """Add the weighted sum: one matrix product, as in an ordinary backward pass."""
         weighted = self._errors * weights[:, None]
         total.addmm_(weighted.T, self._inputs, beta=scale)
 
     def combine_each(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of groups: one batched product."""
         weighted = grouped(self._errors, len(weights)) * weights[..., None]
         return torch.bmm(weighted.mT, grouped(self._inputs, len(weights)))
 
     def add_to_each(self, totals: Tensor, scale: float, weights: Tensor) -> None:
-        """Add the weighted sums of groups: one batched product."""
         weighted = grouped(self._errors, len(weights)) * weights[..., None]
         totals.baddbmm_(weighted.mT, grouped(self._inputs, len(weights)), beta=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return gradients multiplied out."""
         return self._errors[start:stop, :, None] * self._inputs[start:stop, None, :]
 
     def part(self, start: int, stop: int) -> Factor:
-        """Return some of the pairs."""
         return Dyads(self._inputs[start:stop], self._sides[1].part(start, stop), self._scratch)
 
     def masked(self, keep: Tensor) -> Factor:
-        """Return the pairs, both sides of the others zero."""
         return Dyads(zeroed(self._inputs, keep), self._sides[1].masked(keep), self._scratch)
 
     def magnitudes(self) -> Tensor:
-        """Return the norms: products of norms."""
         left, right = self._sides
         return without_extremes(left.norms()) * without_extremes(right.norms())
 
     def pair_products(self, precise: bool) -> int:
-        """Return the length of both sides."""
         return sum(self._shape)
 
 
@@ -1001,57 +952,44 @@ class Stacked(Factor):
         self.rounding = max(part.rounding for part in parts)
 
     def gram(self, precise: bool) -> Tensor:
-        """Return the sum of the parts'."""
         return total(part.gram(precise) for part in self._parts)
 
     def squared_norms(self) -> Tensor:
-        """Return the sum of the parts'."""
         return total(part.squared_norms() for part in self._parts)
 
     def absolute_sums(self) -> Tensor:
-        """Return the sum of the parts'."""
         return total(part.absolute_sums() for part in self._parts)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the sum of the parts'."""
         return total(part.weighted_squares(share) for part, share in self._with(weights))
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Return the sum of the parts'."""
         return total(part.dot(share) for part, share in self._with(vector))
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return the parts', one after the other."""
         return torch.cat([part.combine(weights) for part in self._parts])
 
     def add_to(self, total: Tensor, scale: float, weights: Tensor) -> None:
-        """Add the parts', one after the other."""
         for part, share in self._with(total):
             part.add_to(share, scale, weights)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return the parts', one after the other."""
         return torch.cat([part.rows(start, stop) for part in self._parts], dim=1)
 
     def part(self, start: int, stop: int) -> Factor:
-        """Return the parts' parts."""
         parts = [part.part(start, stop) for part in self._parts]
         return Stacked(parts, stop - start, self._shape, self._scratch)
 
     def masked(self, keep: Tensor) -> Factor:
-        """Return the parts', the others zero."""
         return Stacked([part.masked(keep) for part in self._parts], self.examples, self._shape, self._scratch)
 
     def bounds(self) -> Sequence[Sizes]:
-        """Return those of the parts."""
         return [bound for part in self._parts for bound in part.bounds()]
 
     def magnitudes(self) -> Tensor:
-        """Return those of all parts together."""
         return lengths(torch.stack([part.magnitudes() for part in self._parts], dim=1))
 
     def pair_products(self, precise: bool) -> int:
-        """Return the sum of the parts'."""
         return sum(part.pair_products(precise) for part in self._parts)
 
     def _with(self, vector: Tensor) -> Iterator[tuple[Factor, Tensor]]:
@@ -1096,54 +1034,43 @@ class Tied(Factor):
         return self._looked_up.gram(True) + self._multiplied.gram(True) + across + across.T
 
     def squared_norms(self) -> Tensor:
-        """Return the squared norms, by the cheaper of the two ways of :meth:`gram`."""
         if self._positions * (self._width + self._words) >= self._width * self._words:
             return total(row_norms(rows).square() for rows in self._pieces()).to(self._like)
         one_by_one = [slice(example, example + 1) for example in range(self.examples)]
         return torch.cat([self._own(chunk) for chunk in one_by_one]).clamp_(min=0).to(self._like)
 
     def absolute_sums(self) -> Tensor:
-        """Return the L1 norms, from gradients multiplied out piece by piece."""
         return total(row_norms(rows, 1) for rows in self._pieces()).to(self._like)
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return the weighted sums of squares, from gradients multiplied out piece by piece."""
         parts = zip(self._pieces(), weights.split(self._piece), strict=True)
         sums = total(row_norms(rows.mul_(part.reshape(-1).sqrt().to(rows))).square() for rows, part in parts)
         return sums.to(self._like)
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Return the sum of both inner products with a table."""
         return self._looked_up.dot(vector) + self._multiplied.dot(vector)
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return the sum of both weighted sums."""
         return self._multiplied.combine(weights).add_(self._looked_up.combine(weights))
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return gradients multiplied out."""
         return self._looked_up.rows(start, stop).add_(self._multiplied.rows(start, stop))
 
     def part(self, start: int, stop: int) -> Factor:
-        """Return both parts of some examples."""
         looked_up, multiplied = self._looked_up.part(start, stop), self._multiplied.part(start, stop)
         return Tied(looked_up, multiplied, self._sizes, stop - start, self._scratch)
 
     def masked(self, keep: Tensor) -> Factor:
-        """Return both, the others zero."""
         looked_up, multiplied = self._looked_up.masked(keep), self._multiplied.masked(keep)
         return Tied(looked_up, multiplied, self._sizes, self.examples, self._scratch)
 
     def bounds(self) -> Sequence[Sizes]:
-        """Return those of both."""
         return (*self._looked_up.bounds(), *self._multiplied.bounds())
 
     def magnitudes(self) -> Tensor:
-        """Return the sums of both bounds."""
         return self._looked_up.magnitudes() + self._multiplied.magnitudes()
 
     def pair_products(self, precise: bool) -> int:
-        """Return those of both, and of both with one another."""
         across = self._positions * self._lookups * self._width
         return self._looked_up.pair_products(True) + self._multiplied.pair_products(True) + 2 * across
 
@@ -1195,39 +1122,30 @@ class Zero(Factor):
         self._parameter = parameter
 
     def gram(self, precise: bool) -> Tensor:
-        """Return zeros, (B, B)."""
         return in_double(self._parameter.new_zeros(self.examples, self.examples))
 
     def squared_norms(self) -> Tensor:
-        """Return zeros, (B,)."""
         return self._parameter.new_zeros(self.examples)
 
     absolute_sums = magnitudes = squared_norms
 
     def weighted_squares(self, weights: Tensor) -> Tensor:
-        """Return zeros, (B,)."""
         return self.squared_norms()
 
     def dot(self, vector: Tensor) -> Tensor:
-        """Return zeros, (B,)."""
         return self.squared_norms()
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Return zeros of the parameter's shape."""
         return torch.zeros_like(self._parameter)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return zeros."""
         return self._parameter.new_zeros(stop - start, *self._shape)
 
     def part(self, start: int, stop: int) -> Factor:
-        """Return zeros."""
         return Zero(self._parameter, stop - start)
 
     def masked(self, keep: Tensor) -> Factor:
-        """Return zeros."""
         return self
 
     def pair_products(self, precise: bool) -> int:
-        """Return 0."""
         return 0

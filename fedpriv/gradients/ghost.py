@@ -590,13 +590,7 @@ def _problem_of_others(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, route
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
-    """The trained parameters, as ``named_parameters`` has them, which takes twice the time."""
-    trained: dict[int, tuple[str, Tensor]] = {}
-    for prefix, layer in model.named_modules():
-        for name, value in layer._parameters.items():
-            if value is not None and value.requires_grad:
-                trained.setdefault(id(value), (f"{prefix}.{name}" if prefix else name, value))
-    return dict(trained.values())
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def _taken_apart(
