@@ -218,8 +218,7 @@ def train_prior_file(
     """Train an image prior on public images, the test images, for the attacks that have a setting prior."""
     import torch
 
-    from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES
-    from fedpriv.attacks.reconstruction.trained_prior import train_prior
+    from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, train_prior
     from fedpriv.core.cli.display import shown
     from fedpriv.core.config import load_experiment
     from fedpriv.core.threads import cpu_threads

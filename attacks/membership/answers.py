@@ -14,10 +14,9 @@ from torch import Tensor
 
 from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.attacks.membership.attacks import ATTACKS, MOST_OTHERS, Signals
-from fedpriv.attacks.membership.game import draw_references
-from fedpriv.attacks.pairs import MembershipGame
+from fedpriv.attacks.membership.audit import draw_references
 from fedpriv.attacks.questions import AnswerRule, Answers, Questions
-from fedpriv.attacks.references import Pool, mapped_network, train_references
+from fedpriv.attacks.references import MembershipGame, Pool, mapped_network, train_references
 from fedpriv.attacks.scene import ProbeReferee, Rehearsal, probabilities, rounding_unit
 from fedpriv.attacks.scores import auc_interval, bootstrap_intervals, curve
 from fedpriv.core.figure import Figure, Interval

@@ -15,7 +15,7 @@ from fedpriv.core.registry import OPTIONS
 from fedpriv.core.verb import Options
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.membership.records import Membership, MembershipAttack
+    from fedpriv.attacks.membership.report import Membership, MembershipAttack
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
 

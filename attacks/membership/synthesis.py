@@ -12,10 +12,9 @@ from torch import Tensor
 from fedpriv.attacks.membership.answers import Told, ask_rows, membership_figures, reference_signals, told_words
 from fedpriv.attacks.membership.attacks import judged, predictions
 from fedpriv.attacks.membership.probes.synthetic import MembershipBySynthesis
-from fedpriv.attacks.pairs import draw_game, pairs_within
 from fedpriv.attacks.probing import ProbeOutcome
 from fedpriv.attacks.questions import Questions
-from fedpriv.attacks.references import Pool, Reference, train_references
+from fedpriv.attacks.references import Pool, Reference, draw_game, pairs_within, train_references
 from fedpriv.attacks.scene import ProbeScene, Public, Rehearsal, probabilities
 from fedpriv.core.randomness import numpy_stream
 

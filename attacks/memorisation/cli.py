@@ -12,7 +12,7 @@ from fedpriv.core.cli.terminal import table_of
 from fedpriv.core.registry import OPTIONS
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.memorisation.records import Memorisation
+    from fedpriv.attacks.memorisation.report import Memorisation
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
 

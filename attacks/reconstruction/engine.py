@@ -18,9 +18,9 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import (
     twice_differentiable,
 )
 from fedpriv.attacks.reconstruction.matching import MEASURED, chunks
+from fedpriv.attacks.reconstruction.priors import TrainedPrior, read_trained_prior
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome, Reconstruction, Restart
 from fedpriv.attacks.reconstruction.scene import Progress, Scene, Trace
-from fedpriv.attacks.reconstruction.trained_prior import TrainedPrior, read_trained_prior
 from fedpriv.attacks.reconstruction.upload_model import (
     Heard,
     OtherBatches,

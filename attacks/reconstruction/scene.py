@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, fit_prior, generic_prior
-from fedpriv.attacks.reconstruction.trained_prior import TrainedPrior
+from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, GaussianPrior, TrainedPrior, fit_prior, generic_prior
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.randomness import torch_stream

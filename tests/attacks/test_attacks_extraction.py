@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.endpoint.equations import affine_scores, is_affine, solved_scores
-from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
+from fedpriv.attacks.endpoint.extraction import affine_scores, is_affine, mixed_images, solved_scores, trained_copy
 from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving
 from fedpriv.attacks.endpoint.probes.extraction import Extraction
 from fedpriv.attacks.questions import Answers

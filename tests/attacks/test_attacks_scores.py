@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedpriv.attacks.membership.game import score_membership
+from fedpriv.attacks.membership.audit import score_membership
 from fedpriv.attacks.scores import RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test

@@ -9,7 +9,7 @@ from attack_victims import mlp, observe
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from fedpriv.attacks.reconstruction.trained_prior import TrainedPrior, read_trained_prior, train_prior
+from fedpriv.attacks.reconstruction.priors import TrainedPrior, read_trained_prior, train_prior
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.lab.preflight import attack_warnings

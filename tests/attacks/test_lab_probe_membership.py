@@ -16,7 +16,7 @@ from fedpriv.attacks.membership.attacks import label_logits, wrong_log_probabili
 from fedpriv.attacks.membership.probes.answers import MembershipByAnswers
 from fedpriv.attacks.membership.probes.labels import MembershipByLabels
 from fedpriv.attacks.membership.probes.synthetic import MembershipBySynthesis
-from fedpriv.attacks.pairs import pairs_within
+from fedpriv.attacks.references import pairs_within
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Guarantee

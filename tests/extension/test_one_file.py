@@ -91,7 +91,7 @@ ALLOWED = {
         "fedpriv/core/config/rules.py",
         "attacks/own_model.py",
         "attacks/reconstruction/fishing.py",  # of records
-        "attacks/reconstruction/trained_prior.py",  # of images
+        "attacks/reconstruction/priors.py",  # of images
     },
     "dlg": {"fedpriv/core/config/sections.py"},
     "iga": {

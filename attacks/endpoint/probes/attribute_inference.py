@@ -36,7 +36,7 @@ class AttributeInference(ModelAttack):
         from fedpriv.accounting.ceiling import membership_advantage
         from fedpriv.attacks.endpoint.attributes import attributes, guessed_values, truth_of
         from fedpriv.attacks.intervals import rate_interval
-        from fedpriv.attacks.pairs import draw_game, pairs_within
+        from fedpriv.attacks.references import draw_game, pairs_within
         from fedpriv.core.figure import Figure, Interval
 
         endpoint, hidden = scene.open(), attributes(scene.known_public(), self.features)

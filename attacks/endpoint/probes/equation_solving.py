@@ -8,7 +8,7 @@ from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.core.registry import PROBES
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.equations import AffineScores
+    from fedpriv.attacks.endpoint.extraction import AffineScores
     from fedpriv.attacks.questions import Questions
     from fedpriv.attacks.scene import ProbeReferee, ProbeScene
     from fedpriv.core.figure import CurvePoint
@@ -34,7 +34,7 @@ class EquationSolving(ModelAttack):
 
     @override
     def refusal(self, scene: "ProbeScene") -> str | None:
-        from fedpriv.attacks.endpoint.equations import is_affine
+        from fedpriv.attacks.endpoint.extraction import is_affine
 
         if scene.labels_only:
             return f"{self.name} solves for probabilities, and this policy names labels only"
@@ -44,8 +44,7 @@ class EquationSolving(ModelAttack):
 
     @override
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
-        from fedpriv.attacks.endpoint.equations import affine_scores
-        from fedpriv.attacks.endpoint.extraction import agreement_figures, never_asked
+        from fedpriv.attacks.endpoint.extraction import affine_scores, agreement_figures, never_asked
         from fedpriv.core.figure import Figure, Interval
 
         needed, endpoint = scene.pixels + 1, scene.open()
@@ -67,8 +66,7 @@ class EquationSolving(ModelAttack):
         """Ask more and more; the last solution, how well each did, and whether answers were exact and enough."""
         import numpy as np
 
-        from fedpriv.attacks.endpoint.equations import solved_scores
-        from fedpriv.attacks.endpoint.extraction import agreement
+        from fedpriv.attacks.endpoint.extraction import agreement, solved_scores
         from fedpriv.attacks.scene import rounding_unit, uniform_images
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import CurvePoint

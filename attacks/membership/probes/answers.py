@@ -46,7 +46,7 @@ class MembershipByAnswers(ModelAttack):
             told_words,
             trained_references,
         )
-        from fedpriv.attacks.pairs import draw_game, pairs_within
+        from fedpriv.attacks.references import draw_game, pairs_within
 
         rehearsal, endpoint = scene.known_training(), scene.open()
         game = draw_game(rehearsal, pairs_within(scene.budget - 1, self.pairs), scene.seed)

@@ -34,7 +34,7 @@ class MembershipByLabels(ModelAttack):
         import torch
 
         from fedpriv.attacks.membership.answers import membership_figures, told_words
-        from fedpriv.attacks.pairs import draw_game, pairs_within
+        from fedpriv.attacks.references import draw_game, pairs_within
         from fedpriv.core.randomness import numpy_stream
 
         endpoint, each = scene.open(), 1 + self.noisy

@@ -20,7 +20,7 @@ from fedpriv.attacks.metrics import LEAST_PADDED
 from fedpriv.attacks.observation import CandidateLists, Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
-from fedpriv.attacks.reconstruction.trained_prior import read_trained_prior
+from fedpriv.attacks.reconstruction.priors import read_trained_prior
 from fedpriv.attacks.simulation import RANDOM, Sent, SimulationCheck
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.stack import stack_of

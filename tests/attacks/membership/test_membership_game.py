@@ -8,14 +8,20 @@ import torch
 
 from fedpriv.attacks.epsilon import is_gaussian
 from fedpriv.attacks.membership.attacks import ATTACKS, Signals
-from fedpriv.attacks.membership.game import (
+from fedpriv.attacks.membership.audit import (
     canaries_in_references,
     draw_references,
     make_attacks,
     membership_signals,
 )
-from fedpriv.attacks.pairs import MemberPairs, draw_candidates
-from fedpriv.attacks.references import Reference, build_pool, train_references, usual_schedule
+from fedpriv.attacks.references import (
+    MemberPairs,
+    Reference,
+    build_pool,
+    draw_candidates,
+    train_references,
+    usual_schedule,
+)
 from fedpriv.attacks.scores import auc_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.world import World, build_world

@@ -9,9 +9,19 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fedpriv.attacks.memorisation import exposure
-from fedpriv.attacks.memorisation.audit import extraction, mean_losses, sampled, windows, written_secrets
-from fedpriv.attacks.memorisation.exposure import Network, enumerated, exposures, log_perplexities, ranked
+from fedpriv.attacks.memorisation import audit
+from fedpriv.attacks.memorisation.audit import (
+    Network,
+    enumerated,
+    exposures,
+    extraction,
+    log_perplexities,
+    mean_losses,
+    ranked,
+    sampled,
+    windows,
+    written_secrets,
+)
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.canaries import Canaries
 
@@ -95,7 +105,7 @@ def test_exposures_of_many_secrets_are_extrapolated() -> None:
     secrets = np.random.default_rng(1).integers(3, size=(8, 5))
     given = canaries(secrets.tolist())
     exact = exposures(network, given, length, np.random.default_rng(0))[0]
-    fitted, p = exposure._extrapolated(network, given, length, np.random.default_rng(0))
+    fitted, p = audit._extrapolated(network, given, length, np.random.default_rng(0))
     assert all(one.rank is None for one in fitted)
     assert 0 <= p <= 1
     assert [one.log_perplexity for one in fitted] == pytest.approx([one.log_perplexity for one in exact])

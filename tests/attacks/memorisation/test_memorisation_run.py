@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedpriv.attacks.memorisation.audit import audit_memorisation
-from fedpriv.attacks.memorisation.records import Memorisation
+from fedpriv.attacks.memorisation.report import Memorisation
 from fedpriv.core.cli.app import app
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError

@@ -10,8 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedpriv.attacks.membership.records import Curve, MembershipAttack
-from fedpriv.attacks.membership.report import roc_plot
+from fedpriv.attacks.membership.report import Curve, MembershipAttack, roc_plot
 from fedpriv.core.records import Failure, Partition, RoundRecord
 from fedpriv.core.report import drawing, figures
 from fedpriv.core.report.drawing import DARK, Theme, plot, recoloured, to_svg

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from test_report_page import parse
 
-from fedpriv.attacks.membership.records import Curve, MembershipAttack
-from fedpriv.attacks.membership.report import roc_plot
+from fedpriv.attacks.membership.report import Curve, MembershipAttack, roc_plot
 from fedpriv.core.errors import InputError
 from fedpriv.core.report import render_page
 from fedpriv.core.report.view import load_view
