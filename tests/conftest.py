@@ -26,6 +26,9 @@ os.environ["FEDPRIV_CACHE"] = ""  # tests of what is kept name a folder
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# To compile headers for later kernels takes half the time of a test that has one kernel.
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+
 command_line.never_synced()
 
 LISTED = Path(__file__).with_name("slow.txt")

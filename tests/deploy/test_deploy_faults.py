@@ -68,7 +68,7 @@ device = "cpu"
 # Where the server is at fault one client shows it: every message is a process, and takes seconds.
 ALONE = ("federation.clients=1", "federation.rounds=4")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

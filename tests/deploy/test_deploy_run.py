@@ -25,7 +25,7 @@ NODES = 2
 # Every message is a process; masked, a round has four for each client.
 MASKED = ("--set=federation.secure_aggregation=true", "--set=federation.rounds=1")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
