@@ -123,7 +123,7 @@ def _normals(numbers: Tensor, times: int) -> None:
 
 def _smoothed(settings: dict[str, Any], config: RobustnessConfig) -> SmoothedNetwork:
     network = build_model(model_settings(settings), _SHAPE, _CLASSES, 0)
-    network = with_noise(network, config.place, _SHAPE, torch_stream(1, "trial")).eval()
+    network = with_noise(network, config.place, _SHAPE, 1).eval()
     first = FirstLayer(network, noise_layers(network)[0], lambda pixels: (pixels - 0.13) / 0.31, _SHAPE)
     return SmoothedNetwork(build_smoothing(config, first, _no_images).first, _CLASSES, 0)
 

@@ -83,12 +83,12 @@ class TrialRow:
 
     def certified(self, size: Size) -> Interval | None:
         """The share that is proven at a size."""
-        shares = [share for each in self.records if (share := certified_at(each.of(RobustColumns), size))]
+        shares = [share for each in self.records if (share := certified_at(each.of(RobustColumns)).get(size))]
         return estimate([(share.value, share.low, share.high) for share in shares], most=1.0)
 
     def attacked(self, size: Size) -> Interval | None:
         """The share that all attacks up to a size leave right."""
-        shares = [share for each in self.records if (share := right_at(each.of(RobustColumns), size))]
+        shares = [share for each in self.records if (share := right_at(each.of(RobustColumns)).get(size))]
         return estimate([(share.value, share.low, share.high) for share in shares], most=1.0)
 
 

@@ -28,9 +28,12 @@ PublicExamples = Callable[[int], tuple[Tensor, Tensor]]
 _AFFINE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
-def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], stream: torch.Generator) -> nn.Module:
-    """Return the network with a silent noise layer: around it, or where it has one, or at its first layer."""
-    hidden = place == "hidden"
+def with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], seed: int) -> nn.Module:
+    """Return the network with a silent noise layer: around it, or where it has one, or at its first layer.
+
+    It is tried on random images (C, H, W) of the seed.
+    """
+    hidden, stream = place == "hidden", torch_stream(seed, "robustness-trial")
     if hidden and not noise_layers(network):
         network = _around_the_first(network)
     try:
@@ -90,11 +93,6 @@ class Smoothing:
         return self.fitted().first.layer.drawing(
             torch_stream(seed, purpose, *numbers, device=self.first.blank().device)
         )
-
-
-def network_with_noise(network: nn.Module, place: Place, shape: tuple[int, int, int], seed: int) -> nn.Module:
-    """Return :func:`with_noise`, tried on random images of an experiment's seed."""
-    return with_noise(network, place, shape, torch_stream(seed, "robustness-trial"))
 
 
 def first_layer(dataset: Dataset, model: nn.Module) -> FirstLayer:

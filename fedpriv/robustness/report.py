@@ -374,13 +374,14 @@ class RobustFinding(Finding[Robust]):
 
     @override
     def table(self, trials: Sequence[RobustColumns], chosen: str) -> tuple[Column, ...]:
+        certified, right = [certified_at(trial) for trial in trials], [right_at(trial) for trial in trials]
         columns = []
-        if (size := certified_size(trials)) is not None:
-            shares = [certified_at(trial, size) for trial in trials]
+        if (size := _middle(certified)) is not None:
+            shares = [found.get(size) for found in certified]
             meaning = ("Certified", _CERTIFIED)
             columns.append(Column.of_shares(f"certified\n{size}", f"Certified at {size}", shares, meaning))
-        if (size := right_size(trials)) is not None:
-            shares = [right_at(trial, size) for trial in trials]
+        if (size := _middle(right)) is not None:
+            shares = [found.get(size) for found in right]
             title, meaning = f"Right under attack at {size}", ("Right under attack", _ATTACKED)
             alarms = tuple(bool(trial.broken) for trial in trials)
             columns.append(Column.of_shares(f"attacked\n{size}", title, shares, meaning, alarms))
@@ -397,30 +398,19 @@ class Size(NamedTuple):
         return f"{self.norm} {self.value:g}"
 
 
-def certified_size(trials: Sequence[RobustColumns]) -> Size | None:
-    """The middle size, Euclidean if there is one, of the first trial that was certified; ``None``: there is none."""
-    certified = next((trial.certified for trial in trials if trial.certified), ())
-    return _middle([Size(each.norm, each.size) for each in certified])  # l2 comes first
+def certified_at(trial: RobustColumns) -> dict[Size, Interval]:
+    """What is proven in a trial, by size: Euclidean ones first."""
+    return {Size(each.norm, each.size): Interval(each.share, each.low, each.high) for each in trial.certified}
 
 
-def right_size(trials: Sequence[RobustColumns]) -> Size | None:
-    """The middle size of the first trial that was attacked; ``None``: there is none."""
-    evasions = next((trial.evasions for trial in trials if trial.evasions), ())
-    return _middle([Size(each.norm, each.size) for each in evasions if each.attack == EVERY])
+def right_at(trial: RobustColumns) -> dict[Size, Interval]:
+    """What all attacks up to a size left right in a trial."""
+    every = (each for each in trial.evasions if each.attack == EVERY)
+    return {Size(each.norm, each.size): Interval(each.right, each.low, each.high) for each in every}
 
 
-def _middle(sizes: Sequence[Size]) -> Size | None:
+def _middle(found: Sequence[Mapping[Size, Interval]]) -> Size | None:
+    """The middle size, in the first norm, of the first trial that has any; ``None``: none has."""
+    sizes = [*next(filter(None, found), ())]
     own = [size for size in sizes if size.norm == sizes[0].norm]
     return own[len(own) // 2] if own else None
-
-
-def certified_at(trial: RobustColumns, size: Size) -> Interval | None:
-    """What is proven in a trial about perturbations of this size; ``None``: it was not asked."""
-    here = (each for each in trial.certified if (each.norm, each.size) == size)
-    return next((Interval(each.share, each.low, each.high) for each in here), None)
-
-
-def right_at(trial: RobustColumns, size: Size) -> Interval | None:
-    """What every attack up to this size left right in a trial; ``None``: it was not attacked so."""
-    here = (each for each in trial.evasions if (each.attack, each.norm, each.size) == (EVERY, *size))
-    return next((Interval(each.right, each.low, each.high) for each in here), None)

@@ -206,9 +206,9 @@ class RobustnessConfig(ExperimentSection):
 
     def put_into(self, network: "nn.Module", shape: tuple[int, int, int], seed: int) -> "nn.Module":
         """Return the network with a noise layer; see :class:`fedpriv.core.sections.ForwardNoise`."""
-        from fedpriv.robustness.build import network_with_noise
+        from fedpriv.robustness.build import with_noise
 
-        return network_with_noise(network, self.place, shape, seed)
+        return with_noise(network, self.place, shape, seed)
 
     def scaled(self, experiment: "Experiment", dataset: "Dataset", network: "nn.Module") -> NoiseInPass:
         """Share the noise out and scale it; see :class:`fedpriv.core.sections.ForwardNoise`."""

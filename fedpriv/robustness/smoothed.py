@@ -21,7 +21,7 @@ from fedpriv.core.threads import keep_freed_memory
 from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients.calls import until_the_end
-from fedpriv.robustness.build import Smoothing, even_smoothing, first_layer, network_with_noise
+from fedpriv.robustness.build import Smoothing, even_smoothing, first_layer, with_noise
 from fedpriv.robustness.norms import FirstLayer, LayerNorms, layer_norms
 from fedpriv.robustness.records import NoiseFacts, Robustness
 from fedpriv.robustness.settings import RobustnessConfig
@@ -217,7 +217,7 @@ def _voting(world: World, smoothing: Smoothing) -> SmoothedNetwork:
 
 def _on_images(world: World, sigma: float) -> Smoothing:
     """Even noise on the image around the model; a noise layer that it has itself stays silent."""
-    network = network_with_noise(world.model, "input", world.dataset.shape, world.experiment.seed)
+    network = with_noise(world.model, "input", world.dataset.shape, world.experiment.seed)
     return even_smoothing(first_layer(world.dataset, network), sigma)
 
 

@@ -303,16 +303,16 @@ def test_all_our_networks_take_noise(name: str, place: str) -> None:
 
 def test_own_networks_without_a_noise_layer_get_one_where_it_is_sound() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 3))
-    made = with_noise(copy.deepcopy(plain), "hidden", SHAPE, torch_stream(1, "trial"))
+    made = with_noise(copy.deepcopy(plain), "hidden", SHAPE, 1)
     assert made.training and isinstance(made[1], RobustnessNoise)  # type: ignore[index]
-    assert isinstance(with_noise(plain, "input", SHAPE, torch_stream(1, "trial")), RobustnessNoise)
+    assert isinstance(with_noise(plain, "input", SHAPE, 1), RobustnessNoise)
     with pytest.raises(
         InputError, match=r"robustness.place = 'hidden': something .* goes past .* or use place = 'input'"
     ):
-        with_noise(Skip("input"), "hidden", SHAPE, torch_stream(1, "trial"))
+        with_noise(Skip("input"), "hidden", SHAPE, 1)
     with pytest.raises(InputError, match="no Conv or Linear layer"):
-        with_noise(nn.Flatten(), "hidden", SHAPE, torch_stream(1, "trial"))
-    alone = with_noise(nn.Linear(4, 3), "hidden", (1, 1, 4), torch_stream(1, "trial"))
+        with_noise(nn.Flatten(), "hidden", SHAPE, 1)
+    alone = with_noise(nn.Linear(4, 3), "hidden", (1, 1, 4), 1)
     assert isinstance(alone, RobustnessNoise)
 
 
@@ -333,8 +333,8 @@ class Centred(nn.Module):
 @in_one_test("where", ["before", "behind"])
 def test_networks_whose_votes_depend_on_one_another_are_refused(where: str, place: Place) -> None:
     with pytest.raises(InputError, match="depends on the others of its batch"):
-        with_noise(Centred(where), place, SHAPE, torch_stream(1, "trial"))
-    with_noise(Centred("nowhere"), place, SHAPE, torch_stream(1, "trial"))
+        with_noise(Centred(where), place, SHAPE, 1)
+    with_noise(Centred("nowhere"), place, SHAPE, 1)
 
 
 class Gated(nn.Module):
@@ -366,7 +366,7 @@ def test_a_network_may_draw_random_numbers_of_its_own_behind_the_image() -> None
             return functional.dropout(x, self.p)
 
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), Always(0.5))
-    with_noise(network, "input", SHAPE, torch_stream(1, "trial"))
+    with_noise(network, "input", SHAPE, 1)
 
 
 class Picky(nn.Module):
@@ -387,7 +387,7 @@ class Picky(nn.Module):
 
 def test_what_own_networks_raise_is_one_line() -> None:
     with pytest.raises(InputError, match="cannot be tried on random images: ValueError: colours are not negative"):
-        with_noise(Picky("range"), "hidden", SHAPE, torch_stream(1, "trial"))
+        with_noise(Picky("range"), "hidden", SHAPE, 1)
     with pytest.raises(InputError, match="cannot be copied, as its norm needs: RuntimeError: only one of me"):
         first_layer(Picky("copy"), SHAPE).exact()
 

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
-from fedpriv.core.randomness import torch_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.models.strided import StridedSettings
@@ -148,7 +147,7 @@ def test_claims_are_of_the_row_norm_and_counted_against_attacks(run: RunFolder) 
 def test_the_row_norm_is_what_the_worst_signs_do() -> None:
     """The image of signs that follow one row moves that coordinate by its 1-norm, and no coordinate by more."""
     shape = (1, 8, 8)
-    model = with_noise(StridedSettings().network(shape, 3), "hidden", shape, torch_stream(5, "test"))
+    model = with_noise(StridedSettings().network(shape, 3), "hidden", shape, 5)
     (layer,) = noise_layers(model)
     first = FirstLayer(model, layer, lambda pixels: pixels / 0.3, shape)
     deviations = torch.full_like(first(first.blank())[0], 0.7)
