@@ -56,15 +56,12 @@ def supernode(
     return Command(f"supernode-{partition}", "flower-supernode", (*arguments, *_serving(keys)))
 
 
-def executor(name: str, served: str, keys: KeyFiles | None, health: str | None = None) -> Command:
+def executor(name: str, served: str, keys: KeyFiles | None) -> Command:
     """Return the process that runs the apps of a SuperLink or SuperNode."""
-    arguments = ["--runtime-api-address", served]
-    if health is not None:
-        arguments += ["--health-server-address", health]
-    if keys is None:
-        return Command(name, "flower-superexec", (*arguments, "--insecure"))
-    arguments += ["--root-certificates", str(keys.authority), "--superexec-auth-secret-file", str(keys.secret)]
-    return Command(name, "flower-superexec", tuple(arguments))
+    trust: tuple[str, ...] = ("--insecure",)
+    if keys is not None:
+        trust = ("--root-certificates", str(keys.authority), "--superexec-auth-secret-file", str(keys.secret))
+    return Command(name, "flower-superexec", ("--runtime-api-address", served, *trust))
 
 
 def launcher(programs: PurePath) -> Command:
@@ -72,17 +69,6 @@ def launcher(programs: PurePath) -> Command:
     # -P: the modules beside the file are none of Python's.
     code = Path(__file__).with_name("launcher.py")
     return Command("launcher", sys.executable, ("-P", str(code), "serve", str(programs), *LAUNCHED, *SERVING))
-
-
-def warm(command: Command) -> Command:
-    """Return an executor in a container, where a launcher of its own runs what starts for each message."""
-    return Command(command.name, "fedpriv", ("deploy", "warm", command.program, *command.arguments))
-
-
-def gateway(host: str, port: int, server: str, keys: PurePath) -> Command:
-    """Return what SuperNodes reach instead of the SuperLink: the interface for SuperNodes alone."""
-    arguments = ("deploy", "gateway", "--host", host, "--port", str(port), "--server", server, "--keys", str(keys))
-    return Command("gateway", "fedpriv", arguments)
 
 
 def listener(host: str, port: int, server: str, heard: PurePath) -> Command:

@@ -149,8 +149,8 @@ class Tap:
         moving = {name: sent[name] for name in seen.trained or moved(sent)}
         if not moving or not about.type.startswith("train"):
             return None
-        batches = {"size": max([1, *seen.batch_sizes[:1]]), "examples": seen.examples, "steps": seen.step_count}
-        return others_noise(noises, self.settings.noise, about.client, answers, moving, batches)
+        batch = max([1, *seen.batch_sizes[:1]])
+        return others_noise(noises, self.settings.noise, about.client, answers, moving, batch, seen.step_count)
 
     def _write(self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message) -> None:
         if reply.has_error():

@@ -1,8 +1,8 @@
 """Noise that other libraries add to what leaves a client: recognised while it is added, or told by the settings."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import getclosurevars
 from math import inf, log, sqrt
@@ -18,8 +18,9 @@ from fedpriv.core.plan import Plan
 from fedpriv.data.sampling import Sampling
 from fedpriv.flower.arrays import Form
 from fedpriv.flower.ledger import line_of
-from fedpriv.flower.watch import ReleasedUpdate, replaced
+from fedpriv.flower.watch import ReleasedUpdate, after_each
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import until_the_end
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 
 LocalMod = LocalDpMod | OlderLocalDpMod
@@ -53,17 +54,9 @@ class Drawn:
         return steps if self.poisson or self.repeats or not self.passes else min(steps, self.passes)
 
 
-@contextmanager
-def hearing_loaders(drawn: Drawn) -> Iterator[None]:
+def hearing_loaders(drawn: Drawn) -> AbstractContextManager[None]:
     """Note passes over loaders inside."""
-    begin = DataLoader.__iter__
-
-    def begun(loader: DataLoader[Any]) -> Any:
-        drawn.began(loader)
-        return begin(loader)
-
-    with replaced(DataLoader, "__iter__", begun):
-        yield
+    return after_each(DataLoader, "__iter__", lambda _, loader: drawn.began(loader))
 
 
 @dataclass
@@ -92,24 +85,15 @@ def hearing_noise() -> Iterator[Noises]:
     """Note which mods and optimisers add noise inside."""
     noises = Noises()
 
-    def noting(call: Callable[..., Message]) -> Callable[..., Message]:
-        def called(mod: LocalMod, message: Message, *given: Any) -> Message:
-            reply = call(mod, message, *given)
-            if not reply.has_error():
-                noises.mods.append(mod)
-            return reply
-
-        return called
+    def acted(reply: Message, mod: LocalMod, *_: Any) -> None:
+        if not reply.has_error():
+            noises.mods.append(mod)
 
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(hearing_loaders(noises.drawn))
-            for kind in (LocalDpMod, OlderLocalDpMod):
-                stack.enter_context(replaced(kind, "__call__", noting(kind.__call__)))
-            yield noises
-    finally:
-        hook.remove()
+    with until_the_end([hook]), hearing_loaders(noises.drawn), ExitStack() as stack:
+        for kind in (LocalDpMod, OlderLocalDpMod):
+            stack.enter_context(after_each(kind, "__call__", acted))
+        yield noises
 
 
 def is_changed(reply: Vector, held: Mapping[Form, Vector], form: Form) -> bool:
@@ -134,13 +118,13 @@ def _frames() -> Iterator[Any]:
 
 
 def others_noise(
-    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, batches: Mapping[str, int]
+    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, batch: int, steps: int
 ) -> ReleasedUpdate | None:
     """Return what is known of the noise in a reply, as seen and as ``[tap.noise]`` says; ``None``: none is known."""
     tensors = tuple(value.numel() for value in sent.values())
     if told is not None:
-        steps = 1 if told.unit == "update" else noises.drawn.uses(batches["steps"])
-        return _released("tap.noise", told, client, answers, tensors, _each_time(batches["size"]), steps)
+        uses = 1 if told.unit == "update" else noises.drawn.uses(steps)
+        return _released("tap.noise", told, client, answers, tensors, _each_time(batch), uses)
     if noises.mods:
         return _of_local(noises.mods[-1], client, answers, sent)
     if noises.optimizer is None or not noises.least:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from fedpriv.core.reading import Record
 from fedpriv.core.records import LedgerLine
 from fedpriv.flower.arrays import Form
 from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import until_the_end
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.models.machinery.logits import logits_in
 
@@ -373,22 +375,21 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
             given = {**{str(place): value for place, value in enumerate(inputs)}, **(named or {})}
             seen.leave(_uncompiled(module), given, output)
 
+    def compared(usual: str, _: Any, *given: Any, **named: Any) -> None:
+        seen.hear_loss(usual, (*given, *named.values())[1])
+
     hooks = (
         register_module_forward_pre_hook(entered),
         register_module_forward_hook(left, with_kwargs=True, always_call=True),
         register_optimizer_step_post_hook(lambda optimizer, *_: seen.step(optimizer)),
     )
-    token = _SEEN.set(seen)
-    try:
-        with ExitStack() as stack:
-            for (owner, name), usual in _LOSSES.items():
-                stack.enter_context(_overheard(owner, name, partial(_heard_loss, seen, usual)))
-            stack.enter_context(_overheard(clip_grad, _CLIPPING, lambda *_: setattr(seen, "clipped", True)))
-            yield seen
-    finally:
-        _SEEN.reset(token)
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as stack:
+        stack.enter_context(until_the_end(hooks))
+        stack.callback(_SEEN.reset, _SEEN.set(seen))
+        for (owner, name), usual in _LOSSES.items():
+            stack.enter_context(after_each(owner, name, partial(compared, usual)))
+        stack.enter_context(after_each(clip_grad, _CLIPPING, lambda *_, **__: setattr(seen, "clipped", True)))
+        yield seen
 
 
 def _is_traced() -> bool:
@@ -402,33 +403,19 @@ def _uncompiled(module: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else module
 
 
-def _heard_loss(seen: Seen, name: str, output: Any, target: Any, *rest: Any) -> None:
-    seen.hear_loss(name, target)
-
-
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Have an attribute of a module or class be another one meanwhile."""
-    original = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if original is None:  # a base class has it
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+def after_each(owner: Any, name: str, told: Callable[..., None]) -> Iterator[None]:
+    """Have a function of a module or class tell its result and arguments after each call, however it is imported.
 
-
-@contextmanager
-def _overheard(owner: Any, name: str, told: Callable[..., None]) -> Iterator[None]:
-    """Have a function of PyTorch tell its arguments first, however imported; cheaper than a TorchFunctionMode."""
+    That is cheaper than a TorchFunctionMode.
+    """
     function = getattr(owner, name)
 
-    def overheard(*given: Any, **named: Any) -> Any:
+    def heard(*given: Any, **named: Any) -> Any:
+        result = function(*given, **named)
         if not _is_traced():
-            told(*given, *named.values())
-        return function(*given, **named)
+            told(result, *given, **named)
+        return result
 
-    with replaced(owner, name, overheard):
+    with patch.object(owner, name, heard):
         yield

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fedpriv.core.figure import Figure
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
+    from fedpriv.service.endpoint import Served
     from fedpriv.service.records import AnswersAudit
-    from fedpriv.service.served import Served
 
 _ADDRESS = "127.0.0.1"
 _ASKED = 10  # test images, unless others are named

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import Dataset
+from fedpriv.gradients.calls import until_the_end
 
 _AT_ONCE = 256  # images of one forward pass
 _TRIED = 5  # random images that are shown twice
@@ -83,12 +84,8 @@ def _heard(network: nn.Module, dataset: Dataset, images: Tensor) -> Array:
             fed.append(given[0])
 
     hooks = [each.register_forward_hook(hear) for each in network.modules() if isinstance(each, nn.Linear)]
-    try:
-        with torch.no_grad():
-            network(dataset.normalise(images.to(first.device), first.dtype))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with until_the_end(hooks), torch.no_grad():
+        network(dataset.normalise(images.to(first.device), first.dtype))
     if not fed:
         raise InputError("its network has no linear layer that gives the logits, and so no features before one")
     return fed[-1].flatten(1).double().cpu().numpy()

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.npz import HEADER_BYTES, parse_header
-from fedpriv.service.endpoint import checked_images
+from fedpriv.service.endpoint import Question, QuestionOutcome, Served, checked_images
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.records import UserFacts
-from fedpriv.service.served import Question, QuestionOutcome, Served
 
 _LOG = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from fedpriv.service.answer_sources import (
     service_facts,
     stored_network,
 )
-from fedpriv.service.endpoint import Endpoint, Oracle, head_scores, network_scores
+from fedpriv.service.endpoint import Endpoint, Oracle, Served, StoredAnswers, head_scores, network_scores
 from fedpriv.service.ledger import OWNER
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, rivals
 from fedpriv.service.policies.votes import NoisyVotes
@@ -56,7 +56,6 @@ from fedpriv.service.records import (
     query_ledger,
     users,
 )
-from fedpriv.service.served import Served, StoredAnswers
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import Voters, vote_counts
 

@@ -17,7 +17,7 @@ from composed import COMPOSE, ROOT, Composed, image_environment, interpolated, s
 from deployments import SMALL, fedpriv, light
 from packaging.requirements import Requirement
 
-from fedpriv.deploy.commands import Command, KeyFiles, executor, gateway, listener, superlink, supernode, warm
+from fedpriv.deploy.commands import Command, KeyFiles, executor, listener, superlink, supernode
 from fedpriv.deploy.containers import NODE_KEY
 
 KEYS = Posix("/keys")  # where a container sees its party's folder
@@ -65,6 +65,12 @@ def keys_in(folder: Posix) -> KeyFiles:
     return KeyFiles(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "executors.secret")
 
 
+def warm(name: str, served: str, keys: KeyFiles | None, *health: str) -> Command:
+    """An executor in a container, where a launcher of its own runs what starts for each message."""
+    address, of_it, *trust = executor(name, served, keys).arguments
+    return Command(name, "fedpriv", ("deploy", "warm", "flower-superexec", address, of_it, *health, *trust))
+
+
 def expected(name: str, nodes: int) -> Command:
     """The command of a service, from the one place that knows the commands."""
     plain = name.startswith("insecure-")
@@ -78,11 +84,13 @@ def expected(name: str, nodes: int) -> Command:
         case "listener":
             return listener("0.0.0.0", 9000, "insecure-superlink:8000", Posix("/deployment/heard"))
         case "gateway":
-            return gateway("0.0.0.0", 8000, "superlink:8000", KEYS)
+            at, there = ("--host", "0.0.0.0", "--port", "8000"), ("--server", "superlink:8000", "--keys", str(KEYS))
+            return Command("gateway", "fedpriv", ("deploy", "gateway", *at, *there))
         case "serverapp":
-            return warm(executor(short, f"{prefix}superlink:8000", keys, "127.0.0.1:9099"))
+            return warm(short, f"{prefix}superlink:8000", keys, "--health-server-address", "127.0.0.1:9099")
         case "clientapp":
-            return warm(executor(short, f"{prefix}supernode-{number}:9094", keys, "127.0.0.1:9099"))
+            served = f"{prefix}supernode-{number}:9094"
+            return warm(short, served, keys, "--health-server-address", "127.0.0.1:9099")
     server = "insecure-listener:9000" if plain else "gateway:8000"
     return supernode(int(number), nodes, server, "0.0.0.0", 9094, keys, None if plain else KEYS / NODE_KEY)
 
@@ -108,9 +116,9 @@ def test_the_commands_for_several_machines_are_those_of_deploy() -> None:
     there, here, server = "fl.example.org:9000", "127.0.0.1:9094", "127.0.0.1:8000"
     wanted = [
         superlink("127.0.0.1", 8000, Posix("superlink.db"), keys_in(own)),
-        warm(executor("serverapp", server, keys_in(own))),
+        warm("serverapp", server, keys_in(own)),
         supernode(0, 3, there, "127.0.0.1", 9094, keys_in(node), node / NODE_KEY),
-        warm(executor("clientapp-0", here, keys_in(node))),
+        warm("clientapp-0", here, keys_in(node)),
     ]
     assert written == [[each.program, *each.arguments] for each in wanted]
 

@@ -21,10 +21,9 @@ from fedpriv.core.seeds import MEMORY
 from fedpriv.deploy import flower
 from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.flower.app_settings import FlowerSettings
-from fedpriv.service.endpoint import Oracle
+from fedpriv.service.endpoint import Oracle, Served
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts
-from fedpriv.service.served import Served
 from tests.service.named import named_policy
 
 ROOT = Path(__file__).parents[2]

@@ -16,12 +16,11 @@ import torch
 from starlette.testclient import TestClient
 
 from fedpriv.core.randomness import Secret
-from fedpriv.service.endpoint import Oracle
+from fedpriv.service.endpoint import Oracle, Served, StoredAnswers
 from fedpriv.service.http import LARGEST_BODY, build_app
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts, Scores
 from fedpriv.service.records import UserFacts
-from fedpriv.service.served import Served, StoredAnswers
 from tests.service.named import named_policy
 
 SHAPE = (1, 2, 3)

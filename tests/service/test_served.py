@@ -8,10 +8,9 @@ import torch
 
 from fedpriv.attacks.questions import UsedUpError
 from fedpriv.core.randomness import Secret
-from fedpriv.service.endpoint import Oracle
+from fedpriv.service.endpoint import Oracle, Question, Served, StoredAnswers
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts, Scores
-from fedpriv.service.served import Question, Served, StoredAnswers
 from tests.service.named import named_policy
 
 SHAPE = (1, 2, 2)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import flwr.clientapp.client_app as flower_client
 import torch
@@ -29,7 +30,7 @@ from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
 from fedpriv.flower.noise import Drawn, hearing_loaders
-from fedpriv.flower.watch import replaced
+from fedpriv.flower.watch import after_each
 from fedpriv.gradients import Vector
 
 ANSWERS, LEDGERS = "answers", "ledgers"
@@ -219,7 +220,7 @@ def observing_mods(folder: Path, settings: TapSettings, app: Path) -> Iterator[l
         seen: list[Mod] = [ObservedMod(_elsewhere(mod, folder / LEDGERS)) for mod in own]
         return chain(function, [*seen[:place], Tap(settings, app), *seen[place:]])
 
-    with replaced(flower_client, "make_ffn", observed):
+    with patch.object(flower_client, "make_ffn", observed):
         yield names
 
 
@@ -272,24 +273,10 @@ def observing_engines(noted: _Noted) -> Iterator[None]:
 
     with ExitStack() as stack:
         for kind in (GaussianAccountant, PRVAccountant, RDPAccountant):
-            stack.enter_context(_after(kind, "step", stepped))
-            stack.enter_context(_after(kind, "get_epsilon", asked))
-        stack.enter_context(_after(PrivacyEngine, "make_private", made))
-        stack.enter_context(_after(PrivacyEngine, "make_private_with_epsilon", promised))
-        yield
-
-
-@contextmanager
-def _after(owner: type[Any], name: str, told: Callable[..., None]) -> Iterator[None]:
-    """Have a method tell its result and arguments after it has returned."""
-    method = vars(owner)[name]
-
-    def observed(*given: Any, **named: Any) -> Any:
-        result = method(*given, **named)
-        told(result, *given, **named)
-        return result
-
-    with replaced(owner, name, observed):
+            stack.enter_context(after_each(kind, "step", stepped))
+            stack.enter_context(after_each(kind, "get_epsilon", asked))
+        stack.enter_context(after_each(PrivacyEngine, "make_private", made))
+        stack.enter_context(after_each(PrivacyEngine, "make_private_with_epsilon", promised))
         yield
 
 
@@ -371,13 +358,13 @@ def observing_strategies() -> Iterator[ServerNotes]:
             for names, noting in ((_CONFIGURE, notes.configured), (_AGGREGATE, notes.aggregated)):
                 for name in names:
                     if name in vars(kind):
-                        stack.enter_context(replaced(kind, name, _bound(noting, vars(kind)[name])))
+                        stack.enter_context(patch.object(kind, name, _bound(noting, vars(kind)[name])))
 
         for base in (Strategy, LegacyStrategy):
             for kind in _below(base):
                 observe(kind)
             hooked = cast(Any, classmethod(lambda cls, **_: observe(cls)))
-            stack.enter_context(replaced(base, "__init_subclass__", hooked))
+            stack.enter_context(patch.object(base, "__init_subclass__", hooked))
         yield notes
 
 
