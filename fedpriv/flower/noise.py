@@ -1,18 +1,23 @@
 """Noise that other libraries add to what leaves a client: recognised while it is added, or told by the settings."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import getclosurevars
 from math import inf, log, sqrt
 from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import Message
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp.mod import LocalDpMod
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fedpriv.core.plan import Plan
 from fedpriv.data.sampling import Sampling
@@ -27,21 +32,34 @@ LocalMod = LocalDpMod | OlderLocalDpMod
 """Flower has two, for older apps and newer ones, with the same noise."""
 
 LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
+SEEDED = "{}'s generator, which draws the noise, is seeded: whoever knows the seed subtracts the noise"
+_AHEAD = 2  # batches that a loader may have given before the step of the first of them
+
+
+def is_poisson(batches: Any) -> bool:
+    """Whether a batch sampler is one of Opacus, or one of these inside another one."""
+    return any(hasattr(each, "sample_rate") for each in (batches, getattr(batches, "sampler", None)))
 
 
 @dataclass
 class Drawn:
-    """How batches came about while a message was answered, by the passes over torch's loaders that began."""
+    """How batches came about while a message was answered: passes over torch's loaders, and batches behind steps."""
 
-    poisson: bool = False  # by a sampler of Opacus
-    passes: int = 0  # over other loaders
-    repeats: bool = False  # whether one of these may give an example twice in a pass
+    passes: int = 0  # over loaders that do not draw Poisson batches
+    repeats: bool = False  # whether an example may have been in several batches of a pass
+    steps: int = 0
+    by_poisson: int = 0  # steps, each on a Poisson batch of its own
+    _fresh: Counter[bool] = field(default_factory=Counter)  # batches that no step has used, by whether they are Poisson
+
+    @property
+    def poisson(self) -> bool:
+        """Whether each step had a Poisson batch of its own."""
+        return 0 < self.by_poisson == self.steps
 
     def began(self, loader: DataLoader[Any]) -> None:
         """Note a pass over a loader."""
         batches, order = loader.batch_sampler, loader.sampler
-        if any(hasattr(each, "sample_rate") for each in (batches, getattr(batches, "sampler", None))):
-            self.poisson = True
+        if is_poisson(batches):
             return
         once = isinstance(order, SequentialSampler) or (
             isinstance(order, RandomSampler) and not order.replacement and order.num_samples <= len(order.data_source)
@@ -49,14 +67,39 @@ class Drawn:
         self.passes += 1
         self.repeats |= not (once and type(batches) in (BatchSampler, type(None)))
 
+    def gave(self, poisson: bool) -> None:
+        """Note a batch that a loader gave."""
+        self._fresh[poisson] = min(self._fresh[poisson] + 1, _AHEAD)
+
+    def stepped(self) -> None:
+        """Note a step: without a fresh batch it repeats an earlier one, as batches in a list do."""
+        self.steps += 1
+        kind = next((kind for kind in (True, False) if self._fresh[kind]), None)
+        if kind is None:
+            self.repeats = True
+            return
+        self._fresh[kind] -= 1
+        self.by_poisson += kind
+
     def uses(self, steps: int) -> int:
-        """In how many of so many steps one example may have been."""
-        return steps if self.poisson or self.repeats or not self.passes else min(steps, self.passes)
+        """In how many of so many steps one example may have been; of steps that were not seen, in all."""
+        known = self.passes and not self.repeats and not self.by_poisson and steps <= self.steps
+        return min(steps, self.passes) if known else steps
 
 
-def hearing_loaders(drawn: Drawn) -> AbstractContextManager[None]:
-    """Note passes over loaders inside."""
-    return after_each(DataLoader, "__iter__", lambda _, loader: drawn.began(loader))
+@contextmanager
+def hearing_loaders(drawn: Drawn) -> Iterator[None]:
+    """Note passes over loaders inside, and the batches that they give."""
+    with (
+        after_each(DataLoader, "__iter__", lambda _, loader: drawn.began(loader)),
+        after_each(_BaseDataLoaderIter, "__next__", lambda _, batches: drawn.gave(is_poisson(batches._index_sampler))),
+    ):
+        yield
+
+
+def numpy_is_seeded() -> bool:
+    """Whether numpy's global generator was given a seed, from which all that it draws follows."""
+    return np.random.get_bit_generator().seed_seq is None  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -65,19 +108,41 @@ class Noises:
 
     mods: list[LocalMod] = field(default_factory=list)  # innermost first
     drawn: Drawn = field(default_factory=Drawn)
-    optimizer: Any = None  # of Opacus
-    steps: int = 0  # of it
-    least: float = inf  # the smallest of its noise multipliers, which a scheduler may change
+    around: dict[Optimizer, Any] = field(default_factory=dict)  # what steps -> Opacus' optimiser around it, if any
+    steps: int = 0  # of Opacus
+    least: float = inf  # the smallest noise multiplier, which a scheduler may change
+    _seed: int = field(default_factory=torch.initial_seed)
 
-    def stepped(self, optimizer: Any) -> None:
-        """Note the optimiser of Opacus around one that steps."""
-        if self.optimizer is None and self.steps == 0:
+    @property
+    def private(self) -> list[Any]:
+        """Optimisers of Opacus."""
+        return [each for each in self.around.values() if each is not None]
+
+    @property
+    def doubt(self) -> str:
+        """Why nothing is proven of Opacus' noise, whatever its multiplier; empty: nothing is known against it."""
+        plain = [type(each).__name__ for each, private in self.around.items() if private is None]
+        if plain:
+            return f"{plain[0]} took steps without noise as well: if on the data, what noise covers depends on them"
+        if any(hasattr(each, "unclipped_num_std") for each in self.private):
+            return "Opacus' adaptive clipping divides a noisy count by the exact size of the batch"
+        given = any(each.generator is not None and not each.secure_mode for each in self.private)
+        # Unseeded, torch begins with 64 random bits.
+        if given or torch.initial_seed() != self._seed or self._seed < 2**32:
+            return SEEDED.format("torch")
+        return ""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Note a step, and the optimiser of Opacus around it."""
+        self.drawn.stepped()
+        if optimizer not in self.around:
             around = (frame.f_locals.get("self") for frame in _frames())
             kinds = (each for each in around if getattr(each, "original_optimizer", None) is optimizer)
-            self.optimizer = next((each for each in kinds if hasattr(each, "noise_multiplier")), None)
-        if self.optimizer is not None:
-            self.least = min(self.least, float(self.optimizer.noise_multiplier))
-        self.steps += 1
+            self.around[optimizer] = next((each for each in kinds if hasattr(each, "noise_multiplier")), None)
+        private = self.around[optimizer]
+        if private is not None:
+            self.least = min(self.least, float(private.noise_multiplier))
+            self.steps += 1
 
 
 @contextmanager
@@ -124,12 +189,25 @@ def others_noise(
     tensors = tuple(value.numel() for value in sent.values())
     if told is not None:
         uses = 1 if told.unit == "update" else noises.drawn.uses(steps)
-        return _released("tap.noise", told, client, answers, tensors, _each_time(batch), uses)
+        released = _released("tap.noise", told, client, answers, tensors, _each_time(batch), uses)
+        return released if uses else _unproven(released, "no step was seen; tap.local_steps says how many there are")
     if noises.mods:
         return _of_local(noises.mods[-1], client, answers, sent)
-    if noises.optimizer is None or not noises.least:
+    if not noises.private or not noises.least:
         return None
-    return _of_opacus(noises, client, answers, tensors)
+    released = _of_opacus(noises, client, answers, tensors)
+    return _unproven(released, noises.doubt) if noises.doubt else released
+
+
+def half_doubt(values: Vector) -> str:
+    """Why nothing is proven of arrays of half precision; empty: there is none."""
+    half = [name for name, value in values.items() if value.dtype in (torch.float16, torch.bfloat16)]
+    return f"{half[0]} has half precision, whose rounding moves a clipped update further than its norm" if half else ""
+
+
+def doubt_of_local(update: Vector) -> str:
+    """Why nothing is proven of LocalDpMod's noise on an update; empty: nothing is known against it."""
+    return SEEDED.format("numpy") if numpy_is_seeded() else half_doubt(update)
 
 
 def _of_local(mod: LocalMod, client: int, answers: int, sent: Vector) -> ReleasedUpdate | None:
@@ -142,20 +220,21 @@ def _of_local(mod: LocalMod, client: int, answers: int, sent: Vector) -> Release
     tensors = tuple(value.numel() for value in sent.values())
     released = _released("LocalDpMod", config, client, answers, tensors, _each_time(1), 1)
     scalars = [name for name, value in sent.items() if not value.ndim]
-    if not scalars:
-        return released
-    why = LEFT_OUT.format(", ".join(scalars[:4]))
+    why = LEFT_OUT.format(", ".join(scalars[:4])) if scalars else doubt_of_local(sent)
+    return _unproven(released, why) if why else released
+
+
+def _unproven(released: ReleasedUpdate, why: str) -> ReleasedUpdate:
+    """The same noise, of which nothing is proven."""
     nothing = dict.fromkeys(released.line.theorem, f"none: {why}")
     line = replace(released.line, epsilon=None, pure_epsilon=None, theorem=nothing, ceilings={}, notes=(why,))
     return replace(released, line=line)
 
 
 def _of_opacus(noises: Noises, client: int, answers: int, tensors: tuple[int, ...]) -> ReleasedUpdate:
-    """The noise of Opacus' optimiser; Poisson batches, if they are, at the rate that its accountant was given."""
-    optimizer, size = noises.optimizer, max(1, int(noises.optimizer.expected_batch_size))
-    known = getclosurevars(optimizer.step_hook).nonlocals if optimizer.step_hook is not None else {}
-    examples = max(size, int(size / known["sample_rate"] + 1e-9)) if known.get("sample_rate") else size
-    bounds = optimizer.max_grad_norm
+    """The noise of Opacus' optimisers; Poisson batches, if they are, at the rate that its accountant was given."""
+    size, examples = min(map(_batches, noises.private), key=lambda each: each[1] / each[0])
+    bounds = noises.private[0].max_grad_norm
     clip_norm = sqrt(sum(each**2 for each in bounds)) if isinstance(bounds, list) else bounds
     own = {"name": "gaussian", "clip_norm": float(clip_norm), "sigma": noises.least}
     if not noises.drawn.poisson:
@@ -163,6 +242,13 @@ def _of_opacus(noises: Noises, client: int, answers: int, tensors: tuple[int, ..
         return _released("Opacus", mechanism_settings(own), client, answers, tensors, _each_time(size), steps)
     config = mechanism_settings({**own, "adjacency": "zero-out"})
     return _released("Opacus", config, client, answers, tensors, Sampling("poisson", size, examples), noises.steps)
+
+
+def _batches(optimizer: Any) -> tuple[int, int]:
+    """The size of batches that an optimiser of Opacus expects, and of how many examples they are drawn."""
+    size = max(1, int(optimizer.expected_batch_size))
+    known = getclosurevars(optimizer.step_hook).nonlocals if optimizer.step_hook is not None else {}
+    return size, max(size, int(size / known["sample_rate"] + 1e-9)) if known.get("sample_rate") else size
 
 
 def _each_time(size: int) -> Sampling:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedpriv.engines.inline import InlineGrid, assume_server_identity, run_server
 from fedpriv.flower.app_settings import TapSettings
@@ -17,6 +18,7 @@ from fedpriv.flower.audit.audit import summed_up
 from fedpriv.flower.audit.observers import ObservedApp, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, Audit, Claim
 from fedpriv.flower.audit.simulation import Simulated, read_answers
+from fedpriv.flower.noise import numpy_is_seeded
 
 PROJECT = """
 [project]
@@ -90,16 +92,19 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    torch.manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        start = ArrayRecord(Net().state_dict())
     strategy = {strategy}
     rounds = int(context.run_config.get("rounds", {rounds}))
-    app.result = strategy.start(grid, ArrayRecord(Net().state_dict()), num_rounds=rounds)
+    app.result = strategy.start(grid, start, num_rounds=rounds)
 """
 
 AVERAGE = "FedAvg(fraction_evaluate=0.0)"
 USUAL = {"imports": "", "parts": "", "scaled": "", "size": "16", "mods": "", "private": "", "after": ""}
 LOCAL = {"imports": "from flwr.clientapp.mod import LocalDpMod", "mods": "LocalDpMod(1.0, 1.0, 8.0, 1e-5)"}
-SCALAR = LOCAL | {"parts": "self.scale = nn.Parameter(torch.tensor(1.0))", "scaled": " * self.scale"}
+SCALE = {"parts": "self.scale = nn.Parameter(torch.tensor(1.0))", "scaled": " * self.scale"}
+SCALAR = LOCAL | SCALE
 UNEVEN = {"size": "(91 if partition == 0 else 1)"}
 OPACUS = {
     "imports": "from opacus import PrivacyEngine",
@@ -153,6 +158,9 @@ def observed(app: Path, out: Path, clients: int, monkeypatch: pytest.MonkeyPatch
     """Audit an app with its clients in this process, without attacks."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     monkeypatch.setenv("FEDPRIV_RUNS", str(out))
+    torch.seed()  # other tests, in the same process, seed both generators
+    if numpy_is_seeded():
+        np.random.set_bit_generator(np.random.MT19937())
     assume_server_identity(1)
     with (
         importable(app, monkeypatch),

@@ -19,6 +19,7 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping as LegacyWrapper
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
+from opacus.data_loader import DPDataLoader
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from typer.testing import CliRunner
 
@@ -36,7 +37,18 @@ from fedpriv.flower.audit.simulation import Simulated, _loaded, _overridden, obs
 from fedpriv.flower.noise import Drawn, hearing_loaders
 from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
-from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, UNEVEN, Observed, importable, observed, write_app
+from tests.flower.audited import (
+    AVERAGE,
+    LOCAL,
+    OPACUS,
+    SCALAR,
+    SCALE,
+    UNEVEN,
+    Observed,
+    importable,
+    observed,
+    write_app,
+)
 
 DELTA, C = 1e-5, 0.5
 OK = Status(Code.OK, "")
@@ -102,7 +114,7 @@ def test_one_client_moves_a_weighted_mean_far_beyond_the_servers_noise(audited) 
     """The same noise twice, and in one run client 0 hardly trains: the models differ by 0.91 C."""
     ends = []
     for name, rate in (("trains", "1.0"), ("rests", "(1e-6 if examples == 91 else 1.0)")):
-        np.random.seed(0)  # noqa: NPY002 (Flower's noise is the global generator's)
+        np.random.set_bit_generator(np.random.MT19937(0))  # from which Flower's noise is drawn
         private = {"private": f"optimizer.param_groups[0]['lr'] *= {rate}", "size": "(91 if partition == 0 else 1)"}
         wrapped = FIXED.format("Server", AVERAGE).replace("num_sampled_clients=4", "num_sampled_clients=10")
         found = audited(UNEVEN | private, wrapped, clients=10, rounds=1, name=name)
@@ -126,6 +138,11 @@ def test_equal_weights_prove_what_the_multiplier_says(audited) -> None:  # type:
     )
 
 
+SEED = "import numpy; numpy.random.seed(4)"
+ADACLIP = (
+    "max_grad_norm=1.0, clipping='adaptive', target_unclipped_quantile=0.5, clipbound_learning_rate=0.2, "
+    "max_clipbound=9.0, min_clipbound=0.1, unclipped_num_std=0.6"
+)
 UNPROVEN = {
     "no mod clips": ({}, FIXED.format("Client", AVERAGE), "", "times as long as the clipping norm: no mod clips them"),
     "no mean": (
@@ -147,14 +164,46 @@ UNPROVEN = {
         "",
         "there is no noise",
     ),
+    "seeded server": ({}, FIXED.format("Server", AVERAGE), SEED, "numpy's generator, which draws the noise, is seeded"),
+    "seeded client": (LOCAL | {"after": SEED}, AVERAGE, "", "numpy's generator, which draws the noise, is seeded"),
+    "seeded engine": (
+        OPACUS | {"private": f"torch.manual_seed(4)\n    {OPACUS['private']}"},
+        AVERAGE,
+        "",
+        "torch's generator, which draws the noise, is seeded",
+    ),
+    "no dimensions": (SCALE, FIXED.format("Server", AVERAGE), "", "scale has no dimensions, and is not clipped"),
+    "half precision": (
+        LOCAL | {"parts": "self.half()", "private": "net.float()", "after": "net.half()"},
+        AVERAGE,
+        "",
+        "out.weight has half precision",
+    ),
+    "other steps": (
+        OPACUS | {"after": "torch.optim.Adam([torch.zeros(1, requires_grad=True)]).step()"},
+        AVERAGE,
+        "",
+        "Adam took steps without noise as well",
+    ),
+    "adaptive clipping": (
+        OPACUS | {"private": OPACUS["private"].replace("max_grad_norm=1.0", ADACLIP)},
+        AVERAGE,
+        "",
+        "divides a noisy count by the exact size of the batch",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", UNPROVEN)
-def test_where_no_theorem_holds_nothing_is_proven(case: str, audited) -> None:  # type: ignore[no-untyped-def]
+def test_where_no_theorem_holds_nothing_is_proven(case: str, audited, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Neither by the audit nor in the tap's ledger, and no array is covered."""
     client, strategy, imports, why = UNPROVEN[case]
-    (claim,) = audited(client, strategy, imports, rounds=1).audit.claims
+    audit = audited(client, strategy, imports, rounds=1, clients=4 if "Client" in strategy else 2).audit
+    (claim,) = audit.claims
     assert claim.epsilon is None and why in claim.theorem
+    lines = [json.loads(path.read_text()) for path in (tmp_path / "a" / "out" / "tap-1" / "ledger").iterdir()]
+    assert all(line["epsilon"] is None and why in line["theorem"]["epsilon"] for line in lines)
+    assert "covered" not in {each.verdict for each in audit.leaving} and bool(lines) is (strategy == AVERAGE)
     assert case != "no mean" or not any("of a round's mean" in note or "weights" in note for note in claim.notes)
 
 
@@ -176,13 +225,13 @@ def test_adaptive_noise_is_for_the_next_norm(side: str, audited) -> None:  # typ
 
 def test_engines_made_anew_tell_of_one_round(audited) -> None:  # type: ignore[no-untyped-def]
     """The app asks a new engine each round; all its steps together are composed here by another library."""
-    found = audited(OPACUS, rounds=5, clients=2)
+    found = audited(OPACUS, rounds=3, clients=2)
     claim = found.claims["Opacus"]
     told = {answer.replied["metrics"]["epsilon"] for answer in found.answers}
     assert len(told) == 1 and claim.says.startswith(f"epsilon {told.pop():.4g}") and claim.falls_short
     event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(1.1))
-    truth = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event, 10)
-    assert claim.releases == 10 and claim.epsilon == pytest.approx(truth.get_epsilon(DELTA), rel=5e-3)
+    truth = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event, 6)
+    assert claim.releases == 6 and claim.epsilon == pytest.approx(truth.get_epsilon(DELTA), rel=5e-3)
     assert {each.name: each.cover for each in found.audit.leaving}["arrays"] == "Opacus"
 
 
@@ -202,11 +251,29 @@ def test_uses_of_an_example_follow_from_passes_over_loaders() -> None:
     data, drawn = TensorDataset(torch.zeros(8)), Drawn()
     with hearing_loaders(drawn):
         for _ in range(3):
-            list(DataLoader(data, batch_size=2, shuffle=True))
+            for _ in DataLoader(data, batch_size=2, shuffle=True):
+                drawn.stepped()
     assert (drawn.poisson, drawn.uses(12), drawn.uses(2), Drawn().uses(12)) == (False, 3, 2, 12)
+    assert drawn.uses(13) == 13  # of a step that was not seen nothing is known
     with hearing_loaders(drawn):
         list(DataLoader(data, batch_size=2, sampler=RandomSampler(data, replacement=True)))
     assert drawn.uses(12) == 12
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+def test_batches_that_are_kept_are_used_again(poisson: bool) -> None:
+    """Three epochs over a list, as of itertools.cycle: one pass, and no new Poisson batches."""
+    loader: Any = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2)
+    fresh, kept = Drawn(), Drawn()
+    for drawn, batches in ((fresh, loader), (kept, [])):
+        with hearing_loaders(drawn):
+            for _ in batches or 3 * list(DPDataLoader.from_data_loader(loader) if poisson else loader):
+                drawn.stepped()
+    assert (fresh.poisson, fresh.uses(4), kept.poisson, kept.uses(12)) == (False, 1, False, 12)
+    with hearing_loaders(drawn := Drawn()):
+        for _ in DPDataLoader.from_data_loader(loader):
+            drawn.stepped()
+    assert drawn.poisson and drawn.uses(4) == 4
 
 
 def test_poisson_batches_beside_others_prove_zero_out_alone() -> None:

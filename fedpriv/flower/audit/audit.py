@@ -228,14 +228,15 @@ def _of_update(
     if answer.stage:
         yield "", _Row(kind, "secaggplus_mod", "masked", "the server sees only the sum")
     elif outer is not None:
-        yield "", _Row(kind, outer.mod, "covered", "clipped and noised at the client")
+        yield "", _covered(kind, outer.mod, "clipped and noised at the client", outer.doubt)
         if outer.kept:
             yield (
                 f" ({', '.join(outer.kept[:4])})",
                 _Row(f"{len(outer.kept)} arrays", "", "uncovered", "left out of the noise"),
             )
     elif answer.engines:
-        yield "", _Row(kind, "Opacus", "covered", "trained with noisy gradients")
+        doubt = next((each.doubt for each in answer.engines if each.doubt), "")
+        yield "", _covered(kind, "Opacus", "trained with noisy gradients", doubt)
         if statistics:
             yield (
                 f" ({', '.join(statistics[:4])})",
@@ -243,6 +244,11 @@ def _of_update(
             )
     else:
         yield "", _Row(kind, "", "uncovered", _unnoised(answer))
+
+
+def _covered(kind: str, by: str, how: str, doubt: str) -> _Row:
+    """An update with noise, unless nothing is proven of that."""
+    return _Row(kind, "", "uncovered", doubt) if doubt else _Row(kind, by, "covered", how)
 
 
 def _unnoised(answer: Answer) -> str:

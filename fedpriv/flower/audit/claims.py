@@ -6,7 +6,7 @@ are one with the root of the sum of their squares. Opacus' steps are those of DP
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedpriv.accounting import guarantee
@@ -44,7 +44,7 @@ def claims(
     """Return what each piece of privacy software says and proves, the clients' first, outermost first."""
     by_client: dict[int, list[Answer]] = defaultdict(list)
     for answer in answers:
-        if answer.trains and not answer.error:
+        if (answer.trains or answer.engines) and not answer.error:
             by_client[answer.client].append(answer)
     mods = dict.fromkeys(action.mod for answer in answers for action in reversed(answer.actions))
     found: list[Claim] = []
@@ -82,7 +82,8 @@ def _local_dp(by_client: ByClient, _: Path) -> Iterator[Claim]:
     worst = max(distances, key=lambda client: math.hypot(*distances[client]))
     once, first = composed(distances[worst][:1], delta)
     epsilon, mu = composed(distances[worst], delta)
-    kept = dict.fromkeys(name for actions in per_client.values() for each in actions for name in each.kept)
+    acted = [each for actions in per_client.values() for each in actions]
+    kept, doubt = dict.fromkeys(name for each in acted for name in each.kept), _doubt(acted)
     count = len(distances[worst])
     notes = []
     if kept:
@@ -97,7 +98,7 @@ def _local_dp(by_client: ByClient, _: Path) -> Iterator[Claim]:
         )
     if said > 1:
         notes.append("its formula for the noise is proven only for epsilon below 1")
-    proven = not kept and math.isfinite(epsilon)
+    proven = not kept and not doubt and math.isfinite(epsilon)
     yield Claim(
         what="LocalDpMod",
         says=f"epsilon {said:g}, delta {delta:g} of each answer; nothing of several",
@@ -109,10 +110,15 @@ def _local_dp(by_client: ByClient, _: Path) -> Iterator[Claim]:
         releases=count,
         theorem=_COMPOSED.format(several(count, "release"), mu)
         if proven
-        else "none: what it leaves out is not bounded",
+        else f"none: {doubt or 'what it leaves out is not bounded'}",
         notes=tuple(notes),
         falls_short=not proven or once > said * _SLACK,  # it says nothing of several answers
     )
+
+
+def _doubt(parts: Iterable[ModAction | EngineSteps | Round]) -> str:
+    """The first reason why nothing is proven."""
+    return next((each.doubt for each in parts if each.doubt), "")
 
 
 def _local_distance(own: Mapping[str, float]) -> float:
@@ -228,7 +234,7 @@ def _opacus(by_client: ByClient) -> Iterator[Claim]:
         epsilon=epsilon,
         delta=delta,
         releases=sum(each.steps for each in own),
-        theorem=_theorem(own, delta) if epsilon is not None else "none: there is no noise",
+        theorem=_theorem(own, delta) if epsilon is not None else f"none: {_doubt(own) or 'there is no noise'}",
         notes=tuple(notes),
         falls_short=largest is not None and (epsilon is None or epsilon > largest * _SLACK),
     )
@@ -236,7 +242,7 @@ def _opacus(by_client: ByClient) -> Iterator[Claim]:
 
 def engine_epsilon(steps: Sequence[EngineSteps], delta: float) -> float | None:
     """Return epsilon of all these steps together; ``None``: nothing is proven."""
-    if any(each.noise <= 0 for each in steps):
+    if any(each.noise <= 0 or each.doubt for each in steps):
         return None
     counts: Counter[tuple[float, float, bool]] = Counter()
     for each in steps:
@@ -365,6 +371,8 @@ def _unproven(layer: StrategyLayer, inner: StrategyLayer, rounds: Sequence[Round
         return "nothing was aggregated"
     if "Adaptive" in layer.wraps and layer.settings["noise_multiplier"] and not _deviation(layer):
         return "the clipping norm follows a count that has no noise"
+    if layer.settings["noise_multiplier"] and (doubt := _doubt(rounds)):
+        return doubt
     longest = max(
         (norm / each.clip_norm for each in rounds for norm in each.norms.values() if each.clip_norm), default=0
     )

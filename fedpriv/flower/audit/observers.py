@@ -29,7 +29,7 @@ from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
-from fedpriv.flower.noise import Drawn, hearing_loaders
+from fedpriv.flower.noise import SEEDED, LocalMod, Noises, doubt_of_local, half_doubt, hearing_noise, numpy_is_seeded
 from fedpriv.flower.watch import after_each
 from fedpriv.gradients import Vector
 
@@ -57,7 +57,7 @@ class _Noted:
     accountants: dict[int, Any] = field(default_factory=dict)  # kept, so that no other has the number of one
     uniform: set[int] = field(default_factory=set)  # accountants of loaders that do not draw Poisson batches
     stated: list[Stated] = field(default_factory=list)
-    drawn: Drawn = field(default_factory=Drawn)
+    noises: Noises = field(default_factory=Noises)
 
 
 _NOTED: ContextVar[_Noted | None] = ContextVar("noted", default=None)
@@ -78,7 +78,7 @@ class ObservedApp:
         noted = _Noted()
         token = _NOTED.set(noted)
         try:
-            with observing_engines(noted), hearing_loaders(noted.drawn):
+            with observing_engines(noted), hearing_noise() as noted.noises:
                 reply = self.app(message, context)
         except BaseException as error:
             self._write(replace(about, error=reason_of(error)), noted)
@@ -97,10 +97,9 @@ class ObservedApp:
         return reply
 
     def _write(self, answer: Answer, noted: _Noted) -> None:
+        drawn, doubt = noted.noises.drawn, noted.noises.doubt
         engines = tuple(
-            EngineSteps(
-                noise, rate, steps, noted.drawn.poisson and number not in noted.uniform, noted.drawn.uses(steps)
-            )
+            EngineSteps(noise, rate, steps, drawn.poisson and number not in noted.uniform, drawn.uses(steps), doubt)
             for (number, noise, rate), steps in noted.steps.items()
         )
         whole = replace(answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated))
@@ -153,6 +152,7 @@ def _action(mod: Mod, sent: Mapping[str, float], before: Vector, inside: Vector,
         kept=tuple(name for name in moved if bool((inside[name] == after[name]).all())),
         norm=_norm(changes),
         left=_norm(lefts),
+        doubt=doubt_of_local(after) if isinstance(mod, LocalMod) else "",
     )
 
 
@@ -323,9 +323,14 @@ class ServerNotes:
         result = self._inside(method, strategy, number, replies, *rest)
         self._results[id(strategy)] = _of_server(result[0]) if result and result[0] else {}
         if _wraps(type(strategy)):
-            after, noise, spent = getattr(strategy, CLIPPING_NORM, None), self._noise(strategy), _spent(strategy)
-            told = replace(self.rounds[-1], clip_norm=clip_norm, next_clip_norm=after, noise=noise, stated=spent)
-            self.rounds[-1] = told
+            self.rounds[-1] = replace(
+                self.rounds[-1],
+                clip_norm=clip_norm,
+                next_clip_norm=getattr(strategy, CLIPPING_NORM, None),
+                noise=self._noise(strategy),
+                doubt=self._doubt(strategy),
+                stated=_spent(strategy),
+            )
         if not self._running:
             self._results.clear()
         return result
@@ -337,10 +342,27 @@ class ServerNotes:
         finally:
             self._running.pop()
 
+    def _both(self, strategy: Any) -> tuple[Vector, Vector]:
+        """What a wrapper returned, and what the strategy inside it did."""
+        inner = self._results.get(id(getattr(strategy, "strategy", None)), {})
+        return self._results.get(id(strategy), {}), inner
+
+    def _doubt(self, strategy: Any) -> str:
+        """Why nothing is proven of the noise that a wrapper has added; empty: nothing is known against it."""
+        whole, inner = self._both(strategy)
+        moved = [name for name in inner if name in self._before and not inner[name].equal(self._before[name])]
+        # Of an array without dimensions numpy makes a number, whose product with the factor of clipping is dropped.
+        wide = [name for name in moved if not inner[name].ndim]
+        bare = [name for name in moved if name in whole and whole[name].equal(inner[name])]
+        if numpy_is_seeded():
+            return SEEDED.format("numpy")
+        if wide or bare:
+            return f"{wide[0]} has no dimensions, and is not clipped" if wide else f"{bare[0]} gets no noise"
+        return half_doubt(inner)
+
     def _noise(self, strategy: Any) -> float | None:
         """Root mean square of what a wrapper has added to the result of the strategy inside it."""
-        whole = self._results.get(id(strategy), {})
-        inner = self._results.get(id(getattr(strategy, "strategy", None)), {})
+        whole, inner = self._both(strategy)
         both = [name for name in inner if name in whole and whole[name].is_floating_point()]
         if not both:
             return None

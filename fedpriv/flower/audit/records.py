@@ -18,6 +18,7 @@ class ModAction(Record):
     kept: tuple[str, ...] = ()  # arrays that training moved and that it left as they were
     norm: float | None = None  # of the update that reached it; `None`: no update did
     left: float | None = None  # of the update that left it
+    doubt: str = ""  # why nothing is proven of its noise; empty: nothing is known against it
     lets_out: tuple[str, ...] = ()  # keys, records and types that privatise was told to let out
 
 
@@ -30,6 +31,7 @@ class EngineSteps(Record):
     steps: int
     poisson: bool  # whether batches are drawn so
     uses: int  # in how many of these steps one example may have been
+    doubt: str = ""  # why nothing is proven of its noise; empty: nothing is known against it
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Round(Record):
     clip_norm: float | None = None  # before the round
     next_clip_norm: float | None = None
     noise: float | None = None  # standard deviation of what was added to the mean, as measured
+    doubt: str = ""  # why nothing is proven of that; empty: nothing is known against it
     stated: Stated | None = None  # by the wrapper's accountant after the round
 
 
