@@ -23,7 +23,7 @@ from fedpriv.accounting.proofs import Claim, finite, smallest
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, shown_epsilon
-from fedpriv.service.draws import EXAMPLE
+from fedpriv.service.policies import EXAMPLE
 
 Law = Literal["gaussian", "pure", "range", "range-laplace"]
 """gaussian: normal noise, of mu = sensitivity / deviation. pure: epsilon-DP. range: the log ratio of any two answers'

@@ -50,7 +50,6 @@ NOISE_OF_ANSWERS = {
     "fedpriv/mechanisms/objective.py",
     "fedpriv/mechanisms/output.py",
     "fedpriv/service/audit.py",
-    "fedpriv/service/draws.py",
     "fedpriv/service/policies/__init__.py",
     "fedpriv/service/policies/paper.py",
     "fedpriv/service/policies/votes.py",

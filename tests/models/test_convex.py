@@ -9,9 +9,8 @@ from scipy import optimize
 from sklearn.linear_model import LogisticRegression
 
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.models.machinery.convex import Objective, _descended, minimised
+from fedpriv.models.machinery.convex import Objective, _descended, minimised, softmax
 from fedpriv.service.features import pooled_features
-from fedpriv.service.policies import softmax
 from fedpriv.service.proof import head_sensitivity
 from tests.cases import in_one_test
 

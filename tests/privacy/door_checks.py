@@ -61,10 +61,9 @@ from fedpriv.prompts.language import Counting
 from fedpriv.prompts.run import start_icl
 from fedpriv.server.exchange import question
 from fedpriv.service.answer_sources import made_source
-from fedpriv.service.draws import Draws
 from fedpriv.service.http import build_app
 from fedpriv.service.opening import open_service
-from fedpriv.service.policies import POLICIES
+from fedpriv.service.policies import POLICIES, Draws
 from fedpriv.service.records import Service
 from fedpriv.service.settings import ServiceConfig
 from tests.flower import apps

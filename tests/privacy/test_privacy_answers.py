@@ -14,8 +14,8 @@ from scipy import special
 from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
-from fedpriv.models.machinery.convex import Objective, minimised
-from fedpriv.service.policies import POLICIES, Draws, Facts, HeadPolicy, NoisyPolicy, Scores, softmax
+from fedpriv.models.machinery.convex import Objective, minimised, softmax
+from fedpriv.service.policies import POLICIES, Draws, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.proof import head_sensitivity
 from tests.service.named import named_policy
 

@@ -9,8 +9,9 @@ from fedpriv.attacks.questions import UsedUpError
 from fedpriv.attacks.scene import Counted
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
+from fedpriv.models.machinery.convex import softmax
 from fedpriv.service.endpoint import Endpoint, Oracle, checked_images
-from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, softmax
+from fedpriv.service.policies import POLICIES, Draws, Facts, Scores
 from tests.service.named import named_policy
 
 SHAPE = (1, 2, 2)

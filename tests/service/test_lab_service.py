@@ -24,11 +24,10 @@ from fedpriv.core.report.filters import fragment
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.models.machinery.convex import Objective, minimised
-from fedpriv.service.draws import opendp
 from fedpriv.service.endpoint import checked_images
 from fedpriv.service.features import pooled_features
 from fedpriv.service.opening import add_user, in_process, open_service
-from fedpriv.service.policies import HeadKeys
+from fedpriv.service.policies import HeadKeys, opendp
 from fedpriv.service.proof import head_sensitivity
 from fedpriv.service.records import Service, answered, made_service, users
 from fedpriv.service.report import ServedFinding

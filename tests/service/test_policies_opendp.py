@@ -8,8 +8,7 @@ import pytest
 from scipy import special, stats
 
 from fedpriv.core.errors import InputError
-from fedpriv.service.draws import ExactDraws
-from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy
+from fedpriv.service.policies import Draws, ExactDraws, Facts, HeadPolicy, NoisyPolicy
 from fedpriv.service.proof import AnswerRelease, answer_guarantee
 from tests.service.named import named_policy
 from tests.service.test_policies import LEDGER

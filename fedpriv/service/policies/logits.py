@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
-from fedpriv.service.policies import (
-    POLICIES,
-    Draws,
-    Facts,
-    Scores,
-    VectorPolicy,
-    on_grid,
-    softmax,
-)
+from fedpriv.models.machinery.convex import softmax
+from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, VectorPolicy, on_grid
 
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger

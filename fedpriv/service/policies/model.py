@@ -5,15 +5,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
-from fedpriv.service.policies import (
-    POLICIES,
-    Draws,
-    Facts,
-    Scores,
-    VectorPolicy,
-    on_grid,
-    softmax,
-)
+from fedpriv.models.machinery.convex import softmax
+from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, VectorPolicy, on_grid
 
 
 @POLICIES.register

@@ -5,7 +5,8 @@ from typing import ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
-from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Scores, softmax
+from fedpriv.models.machinery.convex import softmax
+from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Scores
 
 
 @POLICIES.register

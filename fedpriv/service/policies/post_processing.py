@@ -6,7 +6,8 @@ from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
-from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Facts, Scores, softmax
+from fedpriv.models.machinery.convex import softmax
+from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Facts, Scores
 
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.settings import Count
-from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
+from fedpriv.models.machinery.convex import softmax
+from fedpriv.service.policies import AnswerPolicy, Draws, Scores
 
 
 class Steps(AnswerPolicy):
