@@ -11,8 +11,7 @@ from pathlib import Path
 from fedpriv.core.errors import InputError
 from fedpriv.core.runs import RunFolder
 from fedpriv.sweep.folder import SweepFolder
-from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.table import from_csv, to_csv, to_table
+from fedpriv.sweep.record import TrialRecord, from_csv, to_csv, to_table
 from studies.arguments import StudyParser
 
 

@@ -183,8 +183,8 @@ def _list(trials: Any, as_json: bool) -> None:
 
 
 def _estimate(sweep: Any, as_json: bool) -> None:
-    from fedpriv.sweep.cost import estimate, untimed
     from fedpriv.sweep.display import cost_sentences, cost_table
+    from fedpriv.sweep.run import estimate, untimed
 
     kinds = list(estimate(sweep))
     if as_json:

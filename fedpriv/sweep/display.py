@@ -15,9 +15,9 @@ from fedpriv.core.errors import cut
 from fedpriv.core.numbers import several
 from fedpriv.core.report.filters import plain
 from fedpriv.sweep.comparison import choose_attacks, columns_of, statements
-from fedpriv.sweep.cost import Kind
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import SweepProgress, TrialRecord
+from fedpriv.sweep.run import Kind
 from fedpriv.sweep.settings import Trial, plain_settings
 
 _LAST_SHOWN = 10

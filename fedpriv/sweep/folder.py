@@ -24,9 +24,8 @@ from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import as_json, is_empty, locked, remove_parts, write_whole, writing_to
 from fedpriv.core.reading import parse_json, read_file, read_text
 from fedpriv.core.runs import Files
-from fedpriv.sweep.record import TrialRecord
+from fedpriv.sweep.record import TrialRecord, to_csv, to_parquet, to_table
 from fedpriv.sweep.settings import Sweep
-from fedpriv.sweep.table import to_csv, to_parquet, to_table
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedpriv.core.config import Experiment
-from fedpriv.sweep import cost as rooms
-from fedpriv.sweep.cost import Cost, estimate, untimed
+from fedpriv.sweep import run as rooms
+from fedpriv.sweep.run import Cost, estimate, untimed
 from tests.command_line import fedpriv
 from tests.sweep import sweeps
 

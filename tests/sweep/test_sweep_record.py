@@ -19,10 +19,18 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.sweep.display import result_table
 from fedpriv.sweep.folder import SweepFolder
-from fedpriv.sweep.record import SweepProgress, TrialRecord, read_record
+from fedpriv.sweep.record import (
+    SweepProgress,
+    TrialRecord,
+    describe_columns,
+    from_csv,
+    read_record,
+    to_csv,
+    to_parquet,
+    to_table,
+)
 from fedpriv.sweep.report import write_sweep_report
 from fedpriv.sweep.run import run_sweep
-from fedpriv.sweep.table import describe_columns, from_csv, to_csv, to_parquet, to_table
 from tests.integration.small import experiment
 from tests.sweep.sweeps import SMALL, sweep
 

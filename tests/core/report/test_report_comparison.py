@@ -25,8 +25,7 @@ from fedpriv.sweep.comparison import (
     sources_of,
 )
 from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.report import render_comparison, write_comparison
-from fedpriv.sweep.tradeoffs import PROVEN, draw_tradeoff, tradeoff_plot, tradeoffs
+from fedpriv.sweep.report import PROVEN, draw_tradeoff, render_comparison, tradeoff_plot, tradeoffs, write_comparison
 
 CHOSEN = Chosen("iga", {"membership": "lira-online"})
 
