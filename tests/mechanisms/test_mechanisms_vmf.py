@@ -231,8 +231,3 @@ def test_expected_has_finite_derivatives_at_any_length(blocks: str, exponent: in
 def test_refuses_settings(kappa: float, blocks: str, scale: float) -> None:
     with pytest.raises(ValueError, match=r" = .*: "):
         VmfMechanism(kappa, blocks, scale)
-
-
-def test_refuses_a_batch_size_of_zero() -> None:
-    with pytest.raises(ValueError, match="batch_size = 0"):
-        release(VmfMechanism(1.0), rows(2), batch_size=0)
