@@ -184,8 +184,15 @@ def _tried(world: World, model: StackedModel) -> int | Entangled:
     def objective(outputs: Tensor, targets: Tensor) -> Tensor:
         return example_losses(outputs, targets).sum()
 
-    moved, kept = {name: value.clone() for name, value in parameters.items()}, _Kept()
-    with torch.autograd.graph.saved_tensors_hooks(kept.add, lambda value: value):
+    kept = 0  # bytes of what autograd keeps for the way back
+
+    def keep(value: Tensor) -> Tensor:
+        nonlocal kept
+        kept += value.nbytes
+        return value
+
+    moved = {name: value.clone() for name, value in parameters.items()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         model.descend(moved, x, y, objective, 1.0, generators())
     ways = [
         model.gradients(parameters, x, y, objective, generators()),
@@ -201,18 +208,7 @@ def _tried(world: World, model: StackedModel) -> int | Entangled:
         alone = _alone(world, {name: value[row] for name, value in parameters.items()}, x[row], y[row], row)
         if not all(_same({name: value[row] for name, value in way.items()}, alone) for way in ways):
             return Entangled(f"{type(world.model).__name__} computes otherwise with the examples of several models")
-    return kept.bytes
-
-
-class _Kept:
-    """Adds up the bytes of what autograd keeps for the way back."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def add(self, value: Tensor) -> Tensor:
-        self.bytes += value.nbytes
-        return value
+    return kept
 
 
 def _alone(world: World, parameters: Vector, x: Tensor, y: Tensor, seed: int) -> Vector:

@@ -179,37 +179,29 @@ class Messages:
             return ()
         match spoken.path.removeprefix(_FLEET):
             case "pull-messages":
-                self._asked(PullMessagesResponse.FromString(spoken.reply))
+                asked = PullMessagesResponse.FromString(spoken.reply)
+                for message, tree in zip(asked.messages_list, asked.message_object_trees, strict=True):
+                    node = self._node(message.metadata.dst_node_id)
+                    node.questions[message.metadata.message_id] = _Announced(message.metadata, tree)
             case "pull-object":
-                self._pulled(PullObjectRequest.FromString(spoken.request), PullObjectResponse.FromString(spoken.reply))
+                pull, pulled = PullObjectRequest.FromString(spoken.request), PullObjectResponse.FromString(spoken.reply)
+                if pulled.object_available:
+                    self._keep(self._node(pull.node.node_id), pull.object_id, pulled.object_content)
             case "push-messages":
-                return self._answered(PushMessagesRequest.FromString(spoken.request))
+                answered = PushMessagesRequest.FromString(spoken.request)
+                node = self._node(answered.node.node_id)
+                pairs = zip(answered.messages_list, answered.message_object_trees, strict=True)
+                node.answers += [_Announced(message.metadata, tree) for message, tree in pairs]
+                return self._complete(node)
             case "push-object":
-                return self._pushed(PushObjectRequest.FromString(spoken.request))
+                pushed = PushObjectRequest.FromString(spoken.request)
+                node = self._node(pushed.node.node_id)
+                self._keep(node, pushed.object_id, pushed.object_content)
+                return self._complete(node)
         return ()
 
     def _node(self, number: int) -> _Node:
         return self._nodes.setdefault(number, _Node())
-
-    def _asked(self, reply: PullMessagesResponse) -> None:
-        for message, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
-            node = self._node(message.metadata.dst_node_id)
-            node.questions[message.metadata.message_id] = _Announced(message.metadata, tree)
-
-    def _pulled(self, request: PullObjectRequest, reply: PullObjectResponse) -> None:
-        if reply.object_available:
-            self._keep(self._node(request.node.node_id), request.object_id, reply.object_content)
-
-    def _answered(self, request: PushMessagesRequest) -> tuple[Exchange, ...]:
-        node = self._node(request.node.node_id)
-        pairs = zip(request.messages_list, request.message_object_trees, strict=True)
-        node.answers += [_Announced(message.metadata, tree) for message, tree in pairs]
-        return self._complete(node)
-
-    def _pushed(self, request: PushObjectRequest) -> tuple[Exchange, ...]:
-        node = self._node(request.node.node_id)
-        self._keep(node, request.object_id, request.object_content)
-        return self._complete(node)
 
     def _keep(self, node: _Node, name: str, content: bytes) -> None:
         if get_object_id(content) != name:

@@ -45,7 +45,7 @@ from fedpriv.flower.arrays import (
 from fedpriv.flower.folder import Tapped, built, imported
 from fedpriv.flower.ledger import AnswerLedger, Layout, read_layout
 from fedpriv.flower.secure_sum import ASSUMED, Protocol, check_claim, check_protocol, protocol_of, share_of
-from fedpriv.flower.watch import ReleasedUpdate, names_in, note_release, releasing, waiting, watching
+from fedpriv.flower.watch import ReleasedUpdate, names_in, releasing, seen_here, waiting, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
 from fedpriv.mechanisms.machinery.base import NoiseAt
@@ -151,7 +151,8 @@ class Privatiser:
             answer = _Answer(nothing(asked.layout.trained), nothing(asked.layout.statistics), {}, RecordDict())
         release = self._release(asked, answer)
         released = ReleasedUpdate(asked.ledger.plan.config, asked.line, self.settings.privatise.reply)
-        note_release(released)
+        if (seen := seen_here()) is not None:
+            seen.released = released
         reply = Message(self._content(asked, answer, self._reply_arrays(asked, release)), reply_to=message)
         for call in later:
             call(reply, released)
@@ -248,7 +249,8 @@ class Privatiser:
             released = self._released(own.mechanism, values, part, context, message)[""].double()
             released = released.round() if own.whole else released
             if array:
-                content[record] = pack({**_kept(content, record), array: released})
+                kept = arrays_of(content, record) if record in content.array_records else {}
+                content[record] = pack({**kept, array: released})
             else:
                 metrics = next(iter(content.metric_records), "metrics")
                 listed = [float(value) for value in released]
@@ -269,7 +271,8 @@ class Privatiser:
 
     def _ledger(self, client: int, before: Vector, layout: Layout, noise_at: NoiseAt) -> AnswerLedger:
         own = self.settings.privatise
-        plan = _plan(self.settings.mechanism, own.rounds, client, _sizes(before, layout.trained), noise_at)
+        sizes = tuple(before[name].numel() for name in layout.trained)
+        plan = _plan(self.settings.mechanism, own.rounds, client, sizes, noise_at)
         return AnswerLedger(self._folder, plan, own.rounds, own.target_epsilon, layout, self._notes)
 
     @property
@@ -521,10 +524,6 @@ def _typed(value: Tensor, kind: str) -> Tensor:
     return value.to(wanted) if wanted.is_floating_point else value.round().to(wanted)
 
 
-def _kept(content: RecordDict, record: str) -> Vector:
-    return arrays_of(content, record) if record in content.array_records else {}
-
-
 def _update(before: Vector, after: Vector, names: tuple[str, ...], form: Form) -> Vector:
     """The update of a reply; arrays that it leaves out have not moved, so nobody learns which it has."""
     there = [name for name in names if name in after]
@@ -541,10 +540,6 @@ def _tell_wasted(names: Iterable[str], why: str, layout: Layout) -> None:
 
 def _zeros(before: Vector, names: Iterable[str]) -> Vector:
     return {name: torch.zeros(before[name].shape) for name in names}
-
-
-def _sizes(before: Vector, names: Iterable[str]) -> tuple[int, ...]:
-    return tuple(before[name].numel() for name in names)
 
 
 def _lengths(config: MechanismSettings, tensors: tuple[int, ...]) -> tuple[float, float]:

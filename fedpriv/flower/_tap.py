@@ -50,7 +50,7 @@ from fedpriv.flower.folder import (
     write_truth,
 )
 from fedpriv.flower.noise import Noises, hearing_noise, is_changed, noising_outside, others_noise
-from fedpriv.flower.watch import OWN_LOSS, ReleasedUpdate, Seen, is_tapped, waiting, watching
+from fedpriv.flower.watch import OWN_LOSS, ReleasedUpdate, Seen, seen_here, waiting, watching
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import mechanism_settings
 
@@ -88,7 +88,7 @@ class Tap:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Pass a message on, and write down what comes back, or what a mechanism around this makes of it."""
-        if is_tapped():
+        if (around := seen_here()) is not None and around.for_tap:
             _LOG.error("fedpriv tap: it is given twice, and one of them writes nothing")
             return call_next(message, context)
         heard = _heard(message, context)

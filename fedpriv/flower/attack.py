@@ -283,7 +283,7 @@ class _Campaign:
         self.found.pictures.append(_pictured(self.folder, victim, reconstruction, name))
         if victim.judge is None:
             return
-        scores = _scored(victim, reconstruction, name)
+        scores = _scored(victim, victim.judge, reconstruction, name)
         if replay is not None and replay.doubt and not any(score.recovered for score in scores if score.chosen):
             self.found.refused.append(f"{what}: it recovered nothing, and that shows nothing: {replay.doubt}.")
             return
@@ -479,7 +479,7 @@ def _truth(upload: _TappedUpload, about: Exchange, heard: Iterable[_TappedUpload
     """What attacks on an upload are scored by; ``None``: it was not kept."""
     if upload.known is None:
         return None
-    client, own = upload.observation.client, _examples(upload, about)
+    client, own = upload.observation.client, _examples(upload.observation.settings, upload.known, about)
     others = _others(client, own, heard, about)
     columns: tuple[ColumnSpec, ...] = ()
     if about.kind == "row":
@@ -497,11 +497,9 @@ def _truth(upload: _TappedUpload, about: Exchange, heard: Iterable[_TappedUpload
     )
 
 
-def _examples(upload: _TappedUpload, about: Exchange) -> Tensor:
+def _examples(public: PublicSettings, known: TrainedOn, about: Exchange) -> Tensor:
     """What a client trained on, in the form of attacks: images on [0, 1], rows as they are, tokens."""
-    if upload.known is None:
-        raise ValueError("what the client trained on was not kept")
-    public, examples = upload.observation.settings, upload.known.images
+    examples = known.images
     if about.is_text:
         return torch.nn.functional.pad(examples, (0, public.shape[-1] - examples.shape[-1]))[:, None, None]
     if about.kind == "image":  # a value a hair outside [0, 1] is rounding
@@ -509,7 +507,7 @@ def _examples(upload: _TappedUpload, about: Exchange) -> Tensor:
         return (examples.float() * std + mean).clamp(0, 1)
     rows = examples.float().flatten(1)
     if about.task == "values":
-        rows = torch.cat([rows, upload.known.targets().float()], dim=1)
+        rows = torch.cat([rows, known.targets().float()], dim=1)
     return rows[:, None, None]
 
 
@@ -535,7 +533,7 @@ def _others(client: int, own: Tensor, heard: Iterable[_TappedUpload], about: Exc
     for other in heard:
         if other.known is None or other.observation.client == client:
             continue
-        for image in _examples(other, about):
+        for image in _examples(other.observation.settings, other.known, about):
             fits = image.shape == own.shape[1:] and len(others) < OTHERS
             if fits and (key := image.numpy().tobytes()) not in seen:
                 seen.add(key)
@@ -550,10 +548,7 @@ def _offers(judge: Truth) -> tuple[Guess, ...]:
     return () if judge.tokenizer else (Guess("guess-grey", torch.full_like(judge.images[0], GREY)),)
 
 
-def _scored(victim: _TappedVictim, reconstruction: Reconstruction, name: str) -> tuple[Score, ...]:
-    judge = victim.judge
-    if judge is None:
-        return ()
+def _scored(victim: _TappedVictim, judge: Truth, reconstruction: Reconstruction, name: str) -> tuple[Score, ...]:
     attempts = reconstruction.attempts
     if bool((judge.labels < 0).any()):  # they were not seen, so those that the attack names are not compared
         attempts = tuple(replace(each, labels=torch.full_like(each.labels, -1)) for each in attempts)

@@ -6,7 +6,7 @@ examples apart, by which attacks are scored and which they never see.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -160,9 +160,10 @@ class Seen:
     @property
     def own(self) -> Vector:
         """The network's own tensors, by its names."""
-        parts = self.parts.items()
         return {
-            name: value for part, module in parts for name, value in _under(part, module.state_dict(keep_vars=True))
+            f"{part}.{name}" if part else name: value
+            for part, module in self.parts.items()
+            for name, value in module.state_dict(keep_vars=True).items()
         }
 
     @property
@@ -295,11 +296,6 @@ class Seen:
             self.batches[-1].target = target.detach().cpu().clone()
 
 
-def _under(part: str, values: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-    """The tensors of a part of a network, by the network's names."""
-    return {f"{part}.{name}" if part else name: value for name, value in values.items()}.items()
-
-
 def part_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Mapping[str, str]]:
     """Return where a module is in the network of a message, empty for the whole one, and the network's names."""
     if names := names_in(module, shapes):
@@ -333,15 +329,9 @@ _SEEN: ContextVar[Seen | None] = ContextVar("seen", default=None)
 _WAITING: ContextVar[list[Callable[[Any, ReleasedUpdate], None]] | None] = ContextVar("waiting", default=None)
 
 
-def note_release(release: ReleasedUpdate) -> None:
-    """Note what a mechanism did, where a client is watched."""
-    if (seen := _SEEN.get()) is not None:
-        seen.released = release
-
-
-def is_tapped() -> bool:
-    """Whether a tap is around this."""
-    return (seen := _SEEN.get()) is not None and seen.for_tap
+def seen_here() -> Seen | None:
+    """Return what is seen by whoever watches this; ``None``: nobody does."""
+    return _SEEN.get()
 
 
 def waiting() -> list[Callable[[Any, ReleasedUpdate], None]] | None:
