@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedpriv.clients.stack import Stack, same_work, stack_of
+from fedpriv.clients.cohort import Stack, same_work, stack_of
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.world import World, build_world

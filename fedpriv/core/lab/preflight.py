@@ -23,7 +23,7 @@ from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.reconstruction.priors import read_trained_prior
 from fedpriv.attacks.simulation import RANDOM, Sent, SimulationCheck
 from fedpriv.attacks.threat import threat_model
-from fedpriv.clients.stack import stack_of
+from fedpriv.clients.cohort import stack_of
 from fedpriv.clients.training import local_upload, unprotected_upload
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.columns import worded

@@ -18,8 +18,7 @@ from fedpriv.algorithms.secure_aggregation.secrets import mask
 from fedpriv.algorithms.secure_aggregation.server import ask_for_sum
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.clients import app as client_module
-from fedpriv.clients.cohort import CohortApp
-from fedpriv.clients.stack import Stack
+from fedpriv.clients.cohort import CohortApp, Stack
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunFailedError
