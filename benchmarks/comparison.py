@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.measure import options, save, seconds
 from fedpriv.attacks.membership.report import MembershipFigures
+from fedpriv.sweep.page import write_comparison
 from fedpriv.sweep.record import ReconstructionPart, TrialRecord
-from fedpriv.sweep.report import write_comparison
 from studies.arguments import whole
 
 KINDS = (("none", None), ("gaussian", None), ("vmf", "whole"), ("vmf", "layer"), ("vmf", "size:16"))

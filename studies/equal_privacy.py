@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedpriv.core.errors import InputError
 from fedpriv.core.report.drawing import LIGHT, level, panel, to_svg
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
-from fedpriv.sweep.report import series_name
+from fedpriv.sweep.page import series_name
 from studies.arguments import StudyParser
 from studies.blocks import curve
 from studies.kept import beside_noise, records_of

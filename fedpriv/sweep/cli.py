@@ -68,8 +68,8 @@ def sweep(
     # Imported here: torch and Ray take seconds that a mistyped key need not wait for.
     from fedpriv.sweep.display import SweepDisplay
     from fedpriv.sweep.folder import SweepFolder
+    from fedpriv.sweep.page import write_sweep_report
     from fedpriv.sweep.record import SweepProgress
-    from fedpriv.sweep.report import write_sweep_report
     from fedpriv.sweep.run import check_resources, check_trials, run_sweep
 
     silent = quiet or as_json
@@ -121,7 +121,7 @@ def compare(
 ) -> None:
     """Compare the trials of sweeps and single runs: a table, and a report with trade-offs."""
     from fedpriv.sweep.comparison import read_folders, sources_of
-    from fedpriv.sweep.report import write_comparison
+    from fedpriv.sweep.page import write_comparison
     from fedpriv.sweep.selection import chosen_trial
 
     compared = folders or [path for path in folders_here("summary.json", "sweep.json") if _is_over(path)]

@@ -188,7 +188,7 @@ class SweepFiles(FileKind):
     kept_as: ClassVar[str] = "sweep.json"
     preview: ClassVar[str] = "fedpriv sweep {} --list"
     results: ClassVar[str] = "sweeps/"
-    report: ClassVar[str] = "fedpriv.sweep.report:write_sweep_report"
+    report: ClassVar[str] = "fedpriv.sweep.page:write_sweep_report"
 
     @staticmethod
     @overriding

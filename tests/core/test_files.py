@@ -39,8 +39,8 @@ from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.notes import Listened, write_listened
 from fedpriv.deploy.processes import start, stop
 from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.page import write_comparison
 from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.report import write_comparison
 from tests.full_disk import fill_up, leftovers
 
 MINE = b"another user's file"

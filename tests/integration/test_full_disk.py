@@ -22,9 +22,9 @@ from fedpriv.deploy import attack as heard_attack
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
 from fedpriv.deploy.notes import Listened, write_listened
-from fedpriv.sweep import report as comparison_page
+from fedpriv.sweep import page as comparison_page
 from fedpriv.sweep.folder import SweepFolder
-from fedpriv.sweep.report import write_sweep_report
+from fedpriv.sweep.page import write_sweep_report
 from fedpriv.sweep.run import run_sweep
 from tests.command_line import fedpriv
 from tests.full_disk import fill_up, leftovers

@@ -19,6 +19,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.robustness.report import CertifiedFigures, EvasionFigures
 from fedpriv.sweep.display import result_table
 from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.page import write_sweep_report
 from fedpriv.sweep.record import (
     SweepProgress,
     TrialRecord,
@@ -29,7 +30,6 @@ from fedpriv.sweep.record import (
     to_parquet,
     to_table,
 )
-from fedpriv.sweep.report import write_sweep_report
 from fedpriv.sweep.run import run_sweep
 from tests.integration.small import experiment
 from tests.sweep.sweeps import SMALL, sweep

@@ -15,8 +15,8 @@ from fedpriv.robustness.records import Evasion, Robustness
 from fedpriv.sweep.cli import _refuse_faults
 from fedpriv.sweep.display import result_table
 from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.page import write_sweep_report
 from fedpriv.sweep.record import SweepProgress, TrialRecord
-from fedpriv.sweep.report import write_sweep_report
 from fedpriv.sweep.run import check_trials, run_sweep
 from fedpriv.sweep.settings import load_sweep
 from tests.sweep.sweeps import SMALL, sweep, write

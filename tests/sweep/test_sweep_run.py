@@ -33,8 +33,8 @@ from fedpriv.engines.tasks import _ended_at_once
 from fedpriv.sweep.comparison import read_folders
 from fedpriv.sweep.display import SweepDisplay, print_results, result_table
 from fedpriv.sweep.folder import SweepFolder
+from fedpriv.sweep.page import write_sweep_report
 from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.report import write_sweep_report
 from fedpriv.sweep.run import TrialTask, run_sweep, run_trial
 from fedpriv.sweep.selection import _TrialRun, chosen_trial
 from fedpriv.sweep.settings import Sweep

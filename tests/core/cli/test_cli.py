@@ -380,7 +380,9 @@ def test_each_room_imports_no_more_than_it_needs(tmp_path: Path) -> None:
         "import fedpriv.attacks; imported('flwr', 'ray')\n"
         "import fedpriv.clients.app; imported('sqlalchemy', 'matplotlib', 'ray')\n"
         "import fedpriv.core.lab, fedpriv.flower.server_app\n"
-        "imported('torchvision', 'torchmetrics', 'torch._dynamo', 'matplotlib', 'sqlalchemy', 'ray', 'sklearn')"
+        "from fedpriv.core.finding import findings; findings()\n"
+        "imported('torchvision', 'torchmetrics', 'torch._dynamo', 'matplotlib', 'jinja2', 'sqlalchemy', 'ray', "
+        "'sklearn', 'pyarrow')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]"] * 6

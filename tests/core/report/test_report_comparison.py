@@ -24,8 +24,8 @@ from fedpriv.sweep.comparison import (
     settings_of,
     sources_of,
 )
+from fedpriv.sweep.page import PROVEN, draw_tradeoff, render_comparison, tradeoff_plot, tradeoffs, write_comparison
 from fedpriv.sweep.record import TrialRecord
-from fedpriv.sweep.report import PROVEN, draw_tradeoff, render_comparison, tradeoff_plot, tradeoffs, write_comparison
 
 CHOSEN = Chosen("iga", {"membership": "lira-online"})
 
