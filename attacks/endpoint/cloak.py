@@ -1,7 +1,7 @@
 """Cloak attack: what a curious endpoint reconstructs from cloaked queries, and how often its answers are correct."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.attacks.endpoint.extraction import mixed_images, trained_copy
+from fedpriv.attacks.endpoint.extraction import descend, mixed_images, trained_copy
 from fedpriv.attacks.endpoint.probes.cloak import CloakedQuestions
 from fedpriv.attacks.probing import ProbeOutcome, Shown
 from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, outputs, probabilities
@@ -98,7 +98,7 @@ def learn_noise(
         cloak = replace(even, shift=shift, sigma=learning.deviations(rho))
         return cloak_loss(model, cloak, learning.weight, batch, wanted, generator)
 
-    _descend([shift, rho], loss, images, labels, learning, generator)
+    descend([shift, rho], loss, images, labels, learning.steps, learning.batch, learning.rate, generator)
     return replace(even, shift=shift.detach(), sigma=learning.deviations(rho).detach())
 
 
@@ -119,25 +119,8 @@ def suppress(
         sent = replace(cloak, kept=kept, constants=constants).hide(batch, generator)
         return functional.cross_entropy(model(sent), wanted)
 
-    _descend([constants], loss, images, labels, learning, generator)
+    descend([constants], loss, images, labels, learning.steps, learning.batch, learning.rate, generator)
     return replace(cloak, kept=kept, constants=constants.detach())
-
-
-def _descend(
-    moved: Iterable[Tensor],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    images: Tensor,
-    labels: Tensor,
-    how: "Learning | Training",
-    generator: torch.Generator,
-) -> None:
-    """Make Adam's steps, each on a batch of images (n, C, H, W) and labels (n,)."""
-    optimizer = torch.optim.Adam(moved, lr=how.rate)
-    for _ in range(how.steps):
-        rows = torch.randint(len(images), (min(how.batch, len(images)),), generator=generator)
-        optimizer.zero_grad()
-        loss(images[rows], labels[rows]).backward()
-        optimizer.step()
 
 
 # What a curious endpoint reads out of the images that it is asked about, when people put noise on them.
@@ -217,7 +200,7 @@ def trained_reader(
     def loss(batch: Tensor, told: Tensor) -> Tensor:
         return functional.cross_entropy(reader.logits(cloak.hide(batch, stream)), told)
 
-    _descend(network.parameters(), loss, images, wanted, training, stream)
+    descend(network.parameters(), loss, images, wanted, training.steps, training.batch, training.rate, stream)
     network.eval().requires_grad_(False)
     return reader
 

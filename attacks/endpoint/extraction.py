@@ -1,6 +1,8 @@
 """Model extraction: copies trained on answers (Tramer et al. 2016; Orekondy, Schiele and Fritz 2019)."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,7 +32,9 @@ def trained_copy(scene: ProbeScene, images: Tensor, targets: Array) -> Network:
     if sum(value.numel() for value in parameters) < MOST_FOR_LBFGS:
         _by_lbfgs(network, parameters, inputs, wanted)
     else:
-        _by_adam(network, parameters, inputs, wanted, torch_stream(scene.seed, "probe-batches", 0))
+        stream = torch_stream(scene.seed, "probe-batches", 0)
+        loss = partial(_loss, network, parameters)
+        descend(parameters, loss, inputs, wanted, ADAM_STEPS, ADAM_BATCH, ADAM_RATE, stream)
     network.requires_grad_(False)
     return lambda asked: network(scene.normalise(asked.double()))
 
@@ -62,14 +66,22 @@ def _by_lbfgs(network: nn.Module, parameters: list[nn.Parameter], inputs: Tensor
     optimizer.step(evaluate)
 
 
-def _by_adam(
-    network: nn.Module, parameters: list[nn.Parameter], inputs: Tensor, wanted: Tensor, stream: torch.Generator
+def descend(
+    moved: Iterable[Tensor],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    wanted: Tensor,
+    steps: int,
+    batch: int,
+    rate: float,
+    stream: torch.Generator,
 ) -> None:
-    optimizer = torch.optim.Adam(parameters, lr=ADAM_RATE)
-    for _ in range(ADAM_STEPS):
-        rows = torch.randint(len(inputs), (min(ADAM_BATCH, len(inputs)),), generator=stream)
+    """Make Adam's steps, each on a random batch of inputs and what is wanted of them."""
+    optimizer = torch.optim.Adam(moved, lr=rate)
+    for _ in range(steps):
+        rows = torch.randint(len(inputs), (min(batch, len(inputs)),), generator=stream)
         optimizer.zero_grad()
-        _loss(network, parameters, inputs[rows], wanted[rows]).backward()
+        loss(inputs[rows], wanted[rows]).backward()
         optimizer.step()
 
 

@@ -277,7 +277,7 @@ class PassSearch:
         near = torch.cat([placed[None], near[:: -(-len(near) // NEIGHBOURS) or 1]])
         distances = self._distances(near)
         better = near[distances.argsort(stable=True)[: int((distances < distances[0]).sum())]]
-        together = _together(placed, better).sort(dim=2).values
+        together = made_together(placed, better)[:JOINED].sort(dim=2).values
         if len(together):
             near, distances = torch.cat([near, together]), torch.cat([distances, self._distances(together)])
         return _nearest(near, distances, count)
@@ -333,16 +333,16 @@ def _nearest(placed: Tensor, distances: Tensor, count: int) -> tuple[Tensor, Ten
     return placed[numbers], distances[numbers]
 
 
-def _together(placed: Tensor, better: Tensor) -> Tensor:
-    """The best change, the best two, and so on, (n, steps, b), of those that touch other steps than the ones before."""
-    now, touched = placed, torch.zeros(len(placed), dtype=torch.bool, device=placed.device)
+def made_together(start: Tensor, better: Tensor) -> Tensor:
+    """The best change (m, P, ...) of P places, the best two, and so on: of those that touch other places each."""
+    now, touched = start, torch.zeros(len(start), dtype=torch.bool, device=start.device)
     made: list[Tensor] = []
     for moved in better:
-        changed = (moved != placed).any(dim=1)
-        if len(made) < JOINED and not bool((changed & touched).any()):
-            now, touched = torch.where(changed[:, None], moved, now), touched | changed
+        changed = (moved != start).reshape(len(start), -1).any(dim=1)
+        if not bool((changed & touched).any()):
+            now, touched = torch.where(changed.view(-1, *[1] * (start.ndim - 1)), moved, now), touched | changed
             made.append(now)
-    return torch.stack(made) if made else placed.new_zeros(0, *placed.shape)
+    return torch.stack(made) if made else better
 
 
 def with_passes(scene: Scene, rows: Sequence[Victim]) -> list[Victim]:

@@ -22,8 +22,8 @@ from fedpriv.core.threads import keep_freed_memory
 from fedpriv.gradients import Block, Vector, flattened
 from fedpriv.gradients.operator import first_line, total, wide
 
-Precision = Literal["bfloat16", "float32", "float64"]
-"""The type in which networks run and inner products are made; with bfloat16 the latter are made in float32."""
+Precision = Literal["float32", "float64"]
+"""The type in which networks run and inner products are made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,6 @@ class Matcher:
     ) -> None:
         parameters = next(iter(rows[0].parameters.values()))
         given = str(parameters.dtype).removeprefix("torch.") if precision is None else precision
-        self._autocast = torch.bfloat16 if given == "bfloat16" else None
         self._dtype = torch.float64 if given == "float64" else torch.float32
         self._network = network.cast(self._dtype)
         self._often = often
@@ -108,9 +107,8 @@ class Matcher:
             sent = group.model.trained(self._network, group.parameters, images, labels, heard, group.orders)
             return group.written(sent)
         gradients = dummy_gradients(
-            self._network, group.parameters, images, labels, each=group.model.needs_examples, autocast=self._autocast,
-            often=self._often,
-        )  # fmt: skip
+            self._network, group.parameters, images, labels, each=group.model.needs_examples, often=self._often
+        )
         return group.compare(gradients)
 
 

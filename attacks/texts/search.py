@@ -15,7 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_labels, label_signatures, match_labels
+from fedpriv.attacks.reconstruction.labels import (
+    find_output_layer,
+    infer_labels,
+    label_signatures,
+    made_together,
+    match_labels,
+)
 from fedpriv.attacks.reconstruction.matching import Matcher, Objective, angle
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused
@@ -98,19 +104,6 @@ def crossed(one: Tensor, other: Tensor, known: int) -> Tensor:
         made != torch.stack([one, other])
     ).any(dim=2).any(dim=1)
     return made[sound]
-
-
-def joined(sentence: Tensor, better: Tensor) -> Tensor:
-    """Return changes (m, L) of a sentence, the best first, made together: the first, the first two, ..., (n, L)."""
-    now, touched = sentence.clone(), torch.zeros_like(sentence, dtype=torch.bool)
-    made = []
-    for other in better:
-        changed = other != sentence
-        if bool((changed & touched).any()):
-            continue
-        now, touched = torch.where(changed, other, now), touched | changed
-        made.append(now)
-    return torch.stack(made)
 
 
 # The most probable sentences by single changes, each tried with the upload itself (coordinate descent).
@@ -261,7 +254,7 @@ class Climb:
         better = order[losses[order] < now.loss]
         if not len(better):
             return now
-        made = joined(now.texts.tokens[slot], sentences[better])[:, None]
+        made = made_together(now.texts.tokens[slot], sentences[better])[:, None]
         return self._taken(now, (slot,), made, now.texts.labels[slot].expand(len(made), 1))
 
     def _taken(self, now: SearchState, slots: tuple[int, ...], sentences: Tensor, labels: Tensor) -> SearchState:

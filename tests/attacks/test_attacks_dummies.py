@@ -306,15 +306,3 @@ def test_a_convolution_by_patches_and_its_derivatives(
 
     for ours, theirs in zip(asked(convolution.by_patches(layer)), asked(layer), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-@in_one_test("name", ["mlp", "convolution", "residual"])
-def test_bfloat16_runs_the_network_in_bfloat16(name: str) -> None:
-    model = network(name).float()
-    images, labels = (value.float() for value in dummies(2))
-    exact = dummy_gradients(Network(model), trained(model), images, labels, each=True)
-    rough = dummy_gradients(Network(model), trained(model), images, labels, each=True, autocast=torch.bfloat16)
-    one, other = exact.squared().detach(), rough.squared().detach()
-    assert other.dtype == torch.float32
-    assert not torch.equal(one, other)
-    torch.testing.assert_close(one, other, rtol=0.1, atol=1e-4)

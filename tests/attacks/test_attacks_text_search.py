@@ -15,6 +15,7 @@ from fedpriv.attacks.campaign import Campaign, attack_each
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused
 from fedpriv.attacks.reconstruction.dummy_gradients.network import twice_differentiable
+from fedpriv.attacks.reconstruction.labels import made_together
 from fedpriv.attacks.reconstruction.matching import Objective, angle, squared_distance
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.scene import ENDED
@@ -32,7 +33,7 @@ from fedpriv.attacks.texts.scoring import (
     tensor_angle,
     trained_network,
 )
-from fedpriv.attacks.texts.search import Ground, Vectors, crossed, joined, rearranged, reordered, replaced, shortened
+from fedpriv.attacks.texts.search import Ground, Vectors, crossed, rearranged, reordered, replaced, shortened
 from fedpriv.attacks.texts.soft import soft_network, table_name
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
@@ -362,7 +363,7 @@ def test_sentences_exchange_tokens_without_losing_any() -> None:
 def test_changes_are_joined_where_they_do_not_touch() -> None:
     sentence = torch.tensor([1, 2, 3, 4])
     better = torch.tensor([[1, 9, 3, 4], [1, 8, 3, 4], [1, 2, 3, 7]])
-    assert joined(sentence, better).tolist() == [[1, 9, 3, 4], [1, 9, 3, 7]]
+    assert made_together(sentence, better).tolist() == [[1, 9, 3, 4], [1, 9, 3, 7]]
 
 
 def test_the_most_promising_tokens_are_tried() -> None:

@@ -38,6 +38,6 @@ class MembershipBySynthesis(ModelAttack):
 
     @override
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
-        from fedpriv.attacks.membership.synthesis import by_shadows
+        from fedpriv.attacks.membership.answers import by_shadows
 
         return by_shadows(self, scene)

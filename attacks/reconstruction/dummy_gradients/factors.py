@@ -225,7 +225,6 @@ class Written(DummyFactor):
         self.size = rows.shape[2:].numel()
         self._rows = rows
         self._squared: Tensor | None = None
-        self._dots: dict[tuple[int, Block], Tensor] = {}
 
     @override
     def squared(self) -> Tensor:
@@ -239,10 +238,8 @@ class Written(DummyFactor):
 
     @override
     def dot(self, targets: Targets, block: Block) -> Tensor:
-        key = (id(targets), block)
-        if key not in self._dots:
-            self._squared, self._dots[key] = _Products.apply(self._flat, targets.flat(block))
-        return self._dots[key]
+        self._squared, products = _Products.apply(self._flat, targets.flat(block))
+        return products
 
     @override
     def rows(self) -> Tensor:

@@ -8,7 +8,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -362,15 +361,14 @@ def dummy_gradients(
     labels: Tensor,  # probabilities (N, B, classes)
     *,
     each: bool,
-    autocast: torch.dtype | None = None,
     often: bool = True,  # whether to try which routes are open, which takes seconds
 ) -> DummyGradients:
     """Gradients of the loss for many dummy batches with the same parameters, by the route that is open."""
     alone = len(images) * (images.shape[1] if each else 1) == 1
-    if alone and autocast is None and (network.size <= SMALL or not often):
+    if alone and (network.size <= SMALL or not often):
         return plain_dummies(network, parameters, images, labels)
     if not ghost_obstacle(network, images.shape[2:], labels.shape[2]):
-        return ghost_dummies(network, parameters, images, labels, each=each, autocast=autocast)
+        return ghost_dummies(network, parameters, images, labels, each=each)
     return written_dummies(network, parameters, images, labels, each=each)
 
 
@@ -425,17 +423,14 @@ def ghost_dummies(
     labels: Tensor,  # probabilities (N, B, classes)
     *,
     each: bool,
-    autocast: torch.dtype | None = None,
 ) -> DummyGradients:
     """Compute the gradients layer by layer; right for networks whose ``route`` says so."""
     rows, examples = images.shape[:2]
     units = (rows, examples if each else 1)
-    lower = nullcontext() if autocast is None else torch.autocast(images.device.type, dtype=autocast)
     # Errors are derivatives with respect to the layers' outputs, which are in a graph only if their images are.
     images = images if images.requires_grad else images.detach().requires_grad_()
-    with torch.enable_grad(), lower:
-        logits, entries = network.follow(parameters, images.flatten(0, 1))
     with torch.enable_grad():
+        logits, entries = network.follow(parameters, images.flatten(0, 1))
         total = network.losses(logits.to(images.dtype), labels.flatten(0, 1)).sum()
         trained = [entry for entry in entries if not set(_names(entry)).isdisjoint(network.names)]
         outputs = [entry.output for entry in trained]
