@@ -23,7 +23,7 @@ from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import as_json, write_whole
 from fedpriv.core.reading import Record, read_file
 from fedpriv.flower.arrays import Form
-from fedpriv.flower.watch import Batch, Rates, Seen, Task
+from fedpriv.flower.watch import Batch, Rates, Seen, Task, uncompiled
 from fedpriv.gradients import Vector
 
 ABOUT, BASE, MESSAGES, TRUTH, LEDGER = "tap.json", "base.safetensors", "messages", "truth", "ledger"
@@ -260,7 +260,7 @@ def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) ->
         raise InputError(key="tap.model", given=tapped.model, allowed=reason_of(error), hint=hint) from error
     if not isinstance(network, nn.Module):
         raise InputError(f"tap.model = {tapped.model!r} returns {type(network).__name__}, no torch.nn.Module")
-    return network
+    return uncompiled(network)
 
 
 def imported(tapped: Tapped, path: str) -> Any:

@@ -6,6 +6,7 @@ examples apart, by which attacks are scored and which they never see.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, set_stance
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -352,18 +353,18 @@ def releasing() -> Iterator[list[Callable[[Any, ReleasedUpdate], None]]]:
 
 @contextmanager
 def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Iterator[Seen]:
-    """Watch the network that has arrays of these names and shapes, and every optimiser."""
+    """Watch the network that has arrays of these names and shapes, and every optimiser; nothing runs compiled."""
     seen = Seen(shapes, for_tap)
 
     def entered(module: nn.Module, _: Any) -> None:
         if not _is_traced():
-            seen.enter(_uncompiled(module))
+            seen.enter(uncompiled(module))
 
     # Where forward raises, PyTorch gives no keywords.
     def left(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any] | None, output: Any = None) -> None:
         if not _is_traced():
             given = {**{str(place): value for place, value in enumerate(inputs)}, **(named or {})}
-            seen.leave(_uncompiled(module), given, output)
+            seen.leave(uncompiled(module), given, output)
 
     def compared(usual: str, _: Any, *given: Any, **named: Any) -> None:
         seen.hear_loss(usual, (*given, *named.values())[1])
@@ -376,6 +377,7 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
     with ExitStack() as stack:
         stack.enter_context(until_the_end(hooks))
         stack.callback(_SEEN.reset, _SEEN.set(seen))
+        stack.enter_context(running_eagerly())
         for (owner, name), usual in _LOSSES.items():
             stack.enter_context(after_each(owner, name, partial(compared, usual)))
         stack.enter_context(after_each(clip_grad, _CLIPPING, lambda *_, **__: setattr(seen, "clipped", True)))
@@ -387,10 +389,24 @@ def _is_traced() -> bool:
     return is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
-def _uncompiled(module: nn.Module) -> nn.Module:
+def uncompiled(module: nn.Module) -> nn.Module:
     """The network inside what ``torch.compile`` has returned."""
     inner = getattr(module, "_orig_mod", module)
     return inner if isinstance(inner, nn.Module) else module
+
+
+@contextmanager
+def running_eagerly() -> Iterator[None]:
+    """Run what is compiled, before or inside, as it is written: compiled code calls no hooks."""
+    with ExitStack() as stack:
+
+        def eager(*_: Any, **__: Any) -> None:
+            stack.enter_context(set_stance("force_eager"))
+
+        if "torch._dynamo" in sys.modules:  # which takes a second to import, and compiling does
+            eager()
+        stack.enter_context(after_each(torch, "compile", eager))
+        yield
 
 
 @contextmanager

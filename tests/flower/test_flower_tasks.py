@@ -22,7 +22,7 @@ from fedpriv.flower.attack import TappedSummary, attack_tapped
 from fedpriv.flower.folder import Exchange, TrainedOn, joined, read_exchanges
 from fedpriv.flower.inference import Records, inferred
 from fedpriv.flower.uploads import dense_layers, first_inputs
-from fedpriv.flower.watch import Batch, names_in
+from fedpriv.flower.watch import Batch, names_in, uncompiled
 from tests.flower.apps import context, question, settings
 
 THERE, FEATURES = "tests.flower.test_flower_tasks", 6
@@ -103,7 +103,7 @@ def told(home: Path, network: str, loss: Loss, steps: int = 1, extra: Any = None
     """Have a client take steps of SGD on a loss, and attack what it sends."""
     app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "{THERE}:{network}"\n'))])
     torch.manual_seed(0)
-    net = globals()[network]()
+    net = uncompiled(globals()[network]())
     start = {name: value.clone() for name, value in net.state_dict().items()}
 
     @app.train()
@@ -193,9 +193,26 @@ def test_a_forward_that_raises_ends_nothing(home: Path) -> None:
     assert (exchange.task, exchange.unattacked) == ("classes", "")
 
 
+def in_place(net: nn.Module) -> Tensor:
+    net.compile(backend="eager")
+    return classes(net)
+
+
+def compiled_rows() -> nn.Module:
+    return torch.compile(Rows(), backend="eager")  # type: ignore[return-value]
+
+
+COMPILED = {
+    "network": lambda net: classes(torch.compile(net, backend="eager")),
+    "in place": in_place,
+    "loss": lambda net: torch.compile(classes, backend="eager")(net),  # with what it calls, as a whole training step
+}
+
+
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_a_compiled_network_is_watched_as_any_other(home: Path) -> None:
-    exchange, summary = told(home, "Rows", lambda net: classes(torch.compile(net, backend="eager")))
+@pytest.mark.parametrize("how", COMPILED)
+def test_what_is_compiled_is_watched_as_anything_else(home: Path, how: str) -> None:
+    exchange, summary = told(home, "Rows" if how == "loss" else "compiled_rows", COMPILED[how])
     assert (exchange.task, summary.attacks[0].victims) == ("classes", 2)
 
 
