@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedpriv.core.config import DataConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import TICK, content_digest
 from fedpriv.core.names import END
+from fedpriv.core.numbers import several
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Groups
@@ -89,6 +90,18 @@ class Dataset:
         if self.text is not None:
             return "sentence"
         return "row" if self.columns else "signal" if is_signal(*self.shape[1:]) else "image"
+
+    @property
+    def example(self) -> str:
+        """What an example is, in words."""
+        channels, height, width = self.shape
+        if self.text is not None:
+            return f"a sequence of {width} tokens"
+        if self.columns:
+            return f"a row of {several(len(self.columns), 'column')}, {several(width, 'number')}"
+        if self.kind == "signal":
+            return f"a signal of {channels * min(height, width)} series, {several(max(height, width), 'step')}"
+        return f"an image of {several(channels, 'channel')}, {height} x {width} pixels"
 
     @property
     def is_next(self) -> bool:
@@ -209,10 +222,7 @@ def group_numbers(groups: Groups, classes: int, what: str) -> Tensor:
 
 def place_of(config: DataConfig) -> Place:
     """Return where the config says that its data set lies."""
-    given = {
-        key: getattr(config, key)
-        for key in ("path", "download", "memory", "table", "text", "key", "owner", "label", "size", "test_share")
-    }
+    given = {field.name: getattr(config, field.name) for field in fields(Place) if field.name != "root"}
     return Place(root=data_folder(config.root), **given)
 
 

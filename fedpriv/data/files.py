@@ -143,11 +143,14 @@ def checked(arrays: Arrays, where: str) -> Arrays:
     return arrays
 
 
-def channels_are_last(shape: Sequence[int]) -> bool | None:
+def channels_are_last(shape: Sequence[int], said: str | None = None) -> bool | None:
     """Whether the channels of images (N, ., ., .) are the last axis, or the second; ``None``: nothing tells.
 
-    They are the axis of 1 or 3, the last one first, as of grey and colour; of other numbers the shorter axis.
+    They are where the setting ``said`` has them: first, which is the second axis, or last. Unset, they are the axis of
+    1 or 3, the last one first, as of grey and colour; of other numbers the shorter axis.
     """
+    if said is not None:
+        return said == "last"
     second, last = shape[1], shape[3]
     if last in (1, 3) or second in (1, 3):
         return last in (1, 3)

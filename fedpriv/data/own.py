@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PUBLIC_SEED = 0  # the choice of test examples is part of the data set, the same for every experiment
 TEST_SHARE = 0.2
+FEW = 20  # values at the most of what may be categories or classes, also where they are numbers
 _TWELVE_BITS = 4095  # as cameras and scanners have them, in 16
 _PIECE = 1 << 20  # numbers that are scaled at once
 
@@ -106,6 +107,26 @@ def label_numbers(
     return np.array([numbers[label] for label in labels], np.int64), names
 
 
+def numbered_labels(
+    train: np.ndarray, test: np.ndarray, where: str, named: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return labels as numbers from 0, and the classes: of texts, and of whole numbers with gaps, those there are."""
+    import numpy as np
+
+    if "U" not in (train.dtype.kind, test.dtype.kind):
+        there = np.unique(train)
+        gapless = np.array_equal(there, np.arange(len(there))) and np.isin(test, there).all()
+        if named or gapless or there.dtype.kind not in "iu" or train.ndim != 1 or not len(there) or there[0] < 0:
+            return train, test, named  # what is wrong with them :func:`checked` says
+        if len(there) > FEW and len(there) <= there[-1] - there[0]:
+            raise InputError(
+                f"{where}: its labels are {len(there)} different numbers from {there[0]} to {there[-1]}; fedpriv "
+                "classifies: write ranges of an amount (numpy.digitize), or say in class_names which classes there are"
+            )
+    numbers, classes = label_numbers([*train.tolist(), *test.tolist()], len(test), where, named)
+    return numbers[: len(train)], numbers[len(train) :], classes
+
+
 def image_arrays(
     images: np.ndarray,
     labels: np.ndarray,
@@ -136,21 +157,22 @@ def with_people(arrays: Arrays, train: Sequence[str], test: Sequence[str], where
     return replace(arrays, owners=numbers, warnings=(*arrays.warnings, *([warning] if both else [])))
 
 
-def as_pixels(values: np.ndarray, what: str) -> np.ndarray:
+def as_pixels(values: np.ndarray, what: str, channels: str | None = None) -> np.ndarray:
     """Return numbers as uint8 (N, H, W) or (N, H, W, C): floating point on [0, 1] and 16 bits are scaled.
 
-    Signals (N, T) become pictures of one row.
+    Signals (N, T) become pictures of one row. ``channels`` are the first axis of an image or the last; unset: the shape
+    tells.
     """
     import numpy as np
 
     if values.ndim == 2:
         values = values[:, None]
     if values.ndim == 4:
-        is_last = channels_are_last(values.shape)
+        is_last = channels_are_last(values.shape, channels)
         if is_last is None:
             raise InputError(
-                f"{what} has shape {values.shape}; expected fewer channels than pixels a side, last or second",
-                hint="of volumes, x.reshape(len(x), -1, x.shape[-1]) fits, and a model of your own reshapes it back",
+                f"{what} has shape {values.shape}: data.channels = 'first' or 'last' says which axis has the channels, "
+                "such as a volume's slices"
             )
         values = values if is_last else values.transpose(0, 2, 3, 1)
     if values.dtype == np.uint8 or not values.size:
@@ -197,10 +219,25 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
         values = values.argmax(1)
     if values.dtype == bool:
         return values.astype(np.uint8)
+    if values.dtype.kind == "f":
+        if not (values == np.rint(values)).all():
+            raise InputError(
+                f"{what} has dtype {values.dtype}; fedpriv classifies: expected integers, the numbers of classes, or "
+                "those of ranges of an amount (numpy.digitize)"
+            )
+        values = values.astype(np.int64)
     texts = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
     if texts.dtype.kind == "U" and (texts == "").any():
         raise InputError(f"{what}: row {int((texts == '').argmax()) + 1:,} is an empty text; each example has a label")
     return texts
+
+
+def channels_note(shape: Sequence[int], what: str, channels: str | None) -> tuple[str, ...]:
+    """Say which axis of images was taken as channels, where neither the setting nor a 1 or 3 says it."""
+    if len(shape) != 4 or channels is not None or shape[1] in (1, 3) or shape[3] in (1, 3):
+        return ()
+    axis, count = ("last", shape[3]) if channels_are_last(shape) else ("second", shape[1])
+    return (f"The {axis} axis of {what}, {tuple(shape)}, was taken as {count} channels: data.channels says otherwise.",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,17 +245,17 @@ class ClientExamples:
     """What one client holds of a part of the data."""
 
     owner: str
-    values: Any  # images (n, H, W), (n, H, W, C) or (n, C, H, W), an array or what becomes one; or texts, a list
+    # signals (n, T), images (n, H, W), (n, H, W, C) or (n, C, H, W), an array or what becomes one; or texts, a list
+    values: Any
     labels: list[Any]  # of images
     where: str  # names it in errors
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(C, H, W) of an image."""
+    def shape(self, channels: str | None) -> tuple[int, ...]:
+        """(C, H, W) of an image, whose ``channels`` are first or last."""
         shape = tuple(self.values.shape[1:])
-        if len(shape) == 2:
-            return (1, *shape)
-        return shape if len(shape) != 3 or not channels_are_last((0, *shape)) else (shape[-1], *shape[:-1])
+        if len(shape) in (1, 2):
+            return (1,) * (3 - len(shape)) + shape
+        return shape if len(shape) != 3 or not channels_are_last((0, *shape), channels) else (shape[-1], *shape[:-1])
 
 
 def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arrays:
@@ -226,30 +263,32 @@ def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arr
     import numpy as np
 
     shares = [share for part in parts for share in part]
+    if not shares:
+        raise InputError(f"{place.path}: there is no example in it")
+    shape = shares[0].shape(place.channels)
     for share in shares:
         if len(share.values) != len(share.labels):
             raise InputError(f"{share.where}: {len(share.values)} examples and {len(share.labels)} labels")
-        if share.shape != shares[0].shape or len(share.shape) != 3:
+        if share.shape(place.channels) != shape or len(shape) != 3:
             raise InputError(
                 f"{share.where}: images have shape {tuple(share.values.shape[1:])}, and those of {shares[0].where} "
                 f"{tuple(shares[0].values.shape[1:])}; expected (H, W) or (H, W, C), the same everywhere"
             )
-    if not shares:
-        raise InputError(f"{place.path}: there is no example in it")
     labels = [label for share in shares for label in share.labels]
     owners = [share.owner for share in shares for _ in share.labels]
     given = sum(len(share.labels) for part in parts[1:] for share in part)
-    check_memory(place.path, 2 * len(labels) * math.prod(shares[0].shape), place.memory)
+    check_memory(place.path, 2 * len(labels) * math.prod(shape), place.memory)
     order, tests = order_rows(owners, len(owners), given, place)
     places, done = np.argsort(order), 0
-    images = np.empty((len(labels), *shares[0].shape), np.uint8)
+    images = np.empty((len(labels), *shape), np.uint8)
     for share in shares:
-        pixels = as_pixels(np.asarray(share.values), share.where)
+        pixels = as_pixels(np.asarray(share.values), share.where, place.channels)
         channels_first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
         images[places[done : done + len(pixels)]] = channels_first
         done += len(pixels)
     numbers, classes = label_numbers([labels[row] for row in order], given, place.path)
-    return image_arrays(images, numbers, tests, classes, [owners[row] for row in order], place.path)
+    arrays = image_arrays(images, numbers, tests, classes, [owners[row] for row in order], place.path)
+    return replace(arrays, notes=channels_note(shares[0].values.shape, "the examples", place.channels))
 
 
 def text_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arrays:

@@ -83,7 +83,7 @@ def _pixels(name: str, content: str | bytes, size: int | None, memory: int) -> n
         with _opened(content) as stream, Image.open(stream) as picture:
             check_memory(name, _BYTES_OF_A_PIXEL * picture.width * picture.height, memory)
             picture.load()
-            return np.asarray(_fitted(_turned(picture), size))
+            return np.asarray(_fitted(turned(picture), size))
     except FileNotFoundError:
         raise InputError(f"{name}: no such file") from None
     except InputError:
@@ -139,7 +139,7 @@ def _opened(content: str | bytes) -> IO[bytes]:
     return io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb")  # noqa: PTH123
 
 
-def _turned(picture: Image) -> Image:
+def turned(picture: Image) -> Image:
     """The picture as it is to be seen, in mode L or RGB."""
     from PIL import ImageOps
 

@@ -18,7 +18,7 @@ from fedpriv.core.columns import MISSING, OTHER, ColumnSpec
 from fedpriv.core.config.data import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, cut, printable, some_of
 from fedpriv.data.files import Arrays, Keys, checked
-from fedpriv.data.own import split_rows, with_people
+from fedpriv.data.own import FEW, split_rows, with_people
 from fedpriv.data.tables import (
     MISSING_NUMBERS,
     Cells,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_VALUES = 1000  # of a category that nobody has told
-FEW = 20  # values at the most of what may be categories or classes, also where they are numbers
 _MOST_ODD = 5  # texts among numbers that may mean that a cell is empty
 _LEAST = 3  # different texts of a kind of its own
 _SHOWN = 2  # of what is wrong for the same reason

@@ -32,6 +32,7 @@ class Place:
     owner: str = ""  # the column, or array, that says which person an example is of; empty: nobody says
     label: str = ""  # the column of what is predicted; empty: as the form has it
     size: int | None = None  # of the square that pictures are brought to; `None`: they stay as they are
+    channels: str | None = None  # whether an image's are its first axis or its last; `None`: its shape tells
     test_share: float | None = None  # share of the examples that is the test set, where the files have none
 
 
@@ -112,7 +113,7 @@ class Source(ABC):
     needs_table: ClassVar[bool] = False  # whether `data.table` says what its columns are
     is_text: ClassVar[bool] = False  # whether these are texts, of which `data.text` says how they are read
     is_kept: ClassVar[bool] = False  # whether images that were read are kept on the disk
-    # of the keys `key`, `owner`, `label`, `size`, `test_share`, `text` and `table` those with a meaning
+    # of the keys `key`, `owner`, `label`, `size`, `channels`, `test_share`, `text` and `table` those with a meaning
     reads: ClassVar[tuple[str, ...]] = ()
     key_hint: ClassVar[str] = ""  # where it may say whose an example is
     read_off: ClassVar[str] = ""  # what of pictures is taken as public though nobody has told it

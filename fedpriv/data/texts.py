@@ -207,7 +207,8 @@ def _row(path: Path, line: int, row: Mapping[str, str], columns: TextColumns) ->
 
 def ordered_words(labels: Sequence[str], where: str) -> tuple[str, ...]:
     """Order labels of one's own texts; refuse one that means none, many numbers, and a label for each text."""
-    from fedpriv.data.schema import FEW, all_numbers, in_order
+    from fedpriv.data.own import FEW
+    from fedpriv.data.schema import all_numbers, in_order
     from fedpriv.data.tables import MISSING_NUMBERS
 
     words = in_order(set(labels))

@@ -594,7 +594,7 @@ def test_wrong_files_with_clients(tmp_path: Path) -> None:
         ({"examples/ann/pixels": image[0], **label}, "images are float64 of shape (4, 4)"),
         (
             {"examples/ann/pixels": np.zeros((2, 4, 4, 4)), **label},
-            "client 'ann' has shape (2, 4, 4, 4); expected fewer channels",
+            "client 'ann' has shape (2, 4, 4, 4): data.channels =",
         ),
         ({"examples/ann/pixels/0": image, **label}, "client 'ann': expected pixels or image or x; it has label"),
         ({"examples/ann/pixels": image, "examples/ann/label/0": image}, "client 'ann': expected 'label'"),
@@ -679,11 +679,71 @@ def test_objects_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
     assert dataset.name == "object" and dataset.class_names == ("ant", "bee", "cow")
     assert {image.tobytes() for image in images(dataset)} == {image.tobytes() for image in drawn}
     for name, words in (
-        ("own_module:other", "expected a Dataset or DatasetDict, not int"),
+        ("own_module:other", "expected a Dataset or DatasetDict .*; not int"),
         ("none_such:data", "cannot be"),
     ):
         with pytest.raises(InputError, match=f"data.name = '{name}': .*{words}"):
             load_dataset(validated(DataConfig, {"name": name}, "a test"), 0)
+
+
+class Torch(torch.utils.data.Dataset[Any]):
+    """Examples as they are given, as torch has data sets."""
+
+    def __init__(self, *examples: Any) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.examples[row]
+
+
+def torch_object(monkeypatch: pytest.MonkeyPatch, found: Any, **about: object) -> Dataset:
+    monkeypatch.setitem(sys.modules, "own_module", module := types.ModuleType("own_module"))
+    vars(module).update(data=lambda: found)
+    return load_dataset(validated(DataConfig, {"name": "own_module:data", **about}, "a test"), 0)
+
+
+def test_datasets_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors (C, H, W), Pillow's pictures and signals; with the client, or in two parts."""
+    drawn = np.random.default_rng(0).integers(0, 256, (12, 6, 5, 3), dtype=np.uint8)
+    tensors = [torch.from_numpy(each).permute(2, 0, 1) / 255 for each in drawn]
+    labels = [3, 7, 9] * 4
+    owners = [f"site {row % 2}" for row in range(12)]
+    data = torch_object(monkeypatch, Torch(*zip(tensors, labels, owners, strict=True)), key="client", partition="key")
+    assert data.class_names == ("3", "7", "9") and data.keys is not None
+    there = {(each.tobytes(), label, owner) for each, label, owner in zip(drawn, labels, owners, strict=True)}
+    y = [*data.y_train.tolist(), *data.y_test.tolist()]
+    whose = [data.keys.names[each] for each in (*data.keys.train, *data.keys.test)]
+    assert {(x.tobytes(), (3, 7, 9)[at], who) for x, at, who in zip(images(data), y, whose, strict=True)} == there
+    pictures = [(Image.fromarray(each), torch.tensor(label)) for each, label in zip(drawn, labels, strict=True)]
+    data = torch_object(monkeypatch, (Torch(*pictures[:8]), Torch(*pictures[8:])))
+    assert data.keys is None and np.array_equal(images(data), drawn)
+    data = torch_object(monkeypatch, {"train": Torch(*pictures[:9]), "val": Torch(*pictures[9:])})
+    assert (len(data.y_train), len(data.y_test)) == (9, 3)
+    data = torch_object(monkeypatch, torch.utils.data.TensorDataset(torch.rand(10, 64), torch.arange(10) % 2))
+    assert data.shape == (1, 1, 64) and data.example == "a signal of 1 series, 64 steps"
+
+
+@pytest.mark.parametrize(
+    ("examples", "about", "words"),
+    [
+        ([(torch.rand(3, 4, 4), 0), (torch.rand(3, 5, 4), 1)], {}, "example 2 has float32 of shape"),
+        ([("a text", 0)], {}, "expected numbers or a picture"),
+        ([(torch.rand(3, 4, 4), 0.5)], {}, "y has dtype float64; fedpriv classifies"),
+        ([(torch.rand(3, 4, 4), 0)], {"key": "client", "partition": "key"}, "these have 2"),
+        ([(torch.rand(3, 4, 4), 0)], {"size": 8}, "data.size = 8: a Dataset of torch has examples"),
+        ([{"x": 1}], {}, "expected a Dataset or DatasetDict"),
+        ([(torch.randn(3, 4, 4) - 9, 0)], {}, "expected 0 to 255 in whole numbers, or 0 to 1"),
+    ],
+)
+def test_wrong_datasets_of_torch(
+    monkeypatch: pytest.MonkeyPatch, examples: list[Any], about: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        torch_object(monkeypatch, Torch(*examples * 3), **about)
+    assert words in str(raised.value)
 
 
 # --- what is kept -------------------------------------------------------------------------------------------------

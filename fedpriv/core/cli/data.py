@@ -1,4 +1,4 @@
-"""The command ``fedpriv data``: which data sets are here, and how few facts single out a person in one."""
+"""The command ``fedpriv data``: which data sets are here, what is read of one, and how few facts single out people."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +8,13 @@ from rich.table import Table
 
 from fedpriv.core.cli.terminal import Json, out, print_json, print_line
 from fedpriv.core.config import DataConfig, load_experiment, validated
-from fedpriv.core.errors import InputError, printable
+from fedpriv.core.errors import InputError, printable, some_of
+from fedpriv.core.numbers import several
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import LEAST_EPSILON, MOST_EPSILON
 
 _SEED, _PEOPLE = 0, 1000
+_SHOWN = 20  # classes, and clients
 
 
 def data(
@@ -32,8 +34,8 @@ def data(
         typer.Option(
             "--of",
             metavar="NAME|FILE",
-            help="With --unicity: the data set, of yes-or-no features; default: the first. With --bounds: the "
-            "experiment file that names your table.",
+            help="An experiment file: show what is read of its data. With --bounds: the one that names your table. "
+            "With --unicity: the data set, of yes-or-no features; default: the first.",
         ),
     ] = "",
     as_json: Json = False,
@@ -44,7 +46,7 @@ def data(
     if bounds is not None:
         _bounds(name, bounds, as_json)
     elif known is None and name:
-        raise InputError(f"--of {name} is for --unicity K and --bounds EPSILON")
+        _describe(name, as_json)
     elif known is None:
         _list(root, as_json)
     elif name in DATASETS and DATASETS[name].needs_path:
@@ -76,6 +78,38 @@ def _list(root: str, as_json: bool) -> None:
         table.add_row(status.name, "yes" if status.available else "no", str(status.examples or ""), where, note)
     print_line(f"In {folder}:")
     out.print(table)
+
+
+def _describe(file: str, as_json: bool) -> None:
+    """Print what is read of an experiment's data, and how many examples each client has."""
+    from fedpriv.data.datasets import load_dataset
+    from fedpriv.data.partition import partition_indices
+
+    experiment = load_experiment(Path(file))
+    dataset = load_dataset(experiment.data, experiment.seed)
+    train, test = (dataset.kinds(labels) for labels in (dataset.y_train, dataset.y_test))
+    owners = None if dataset.keys is None else dataset.keys.train
+    shares = partition_indices(train.numpy(), experiment.data, experiment.federation.clients, experiment.seed, owners)
+    counts = (part.bincount(minlength=len(dataset.counted)).tolist() for part in (train, test))
+    found = {
+        "source": dataset.source,
+        "example": dataset.example,
+        "examples": [len(train), len(test)],
+        "classes": dict(zip(dataset.counted, zip(*counts, strict=True), strict=True)),
+        "clients": shares.sizes.tolist(),
+        "notes": dataset.notes,
+        "warnings": dataset.warnings,
+    }
+    if as_json:
+        print_json(found)
+        return
+    classes = some_of([f"{name} ({train} + {test})" for name, (train, test) in found["classes"].items()], _SHOWN)
+    sizes = some_of([f"{size:,}" for size in found["clients"]], _SHOWN)
+    lines = [f"{dataset.source}: {len(train):,} training + {len(test):,} test examples, each {dataset.example}"]
+    lines += [] if dataset.is_next else [f"classes, training + test examples: {classes}"]
+    lines += [f"{several(len(shares), 'client')}, training examples: {sizes}", *dataset.notes]
+    for line in (*lines, *(f"warning: {warning}" for warning in dataset.warnings)):
+        print_line(printable(line))
 
 
 def _of_facts() -> str:

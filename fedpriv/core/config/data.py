@@ -301,6 +301,12 @@ class DataConfig(Extensible):
         description="own pictures: scale the shorter side to so many pixels (bilinear) and cut the middle square out; "
         "unset: all have one size",
     )
+    channels: Literal["first", "last"] | None = Field(
+        None,
+        exclude_if=absent,
+        description="own arrays: which axis of an image holds its channels, or a volume's slices; unset: the one of 1 "
+        "or 3, else the shorter",
+    )
     test_share: Annotated[Real, Field(gt=0, lt=1)] | None = Field(
         None,
         exclude_if=absent,
@@ -392,7 +398,7 @@ class DataConfig(Extensible):
             raise InputError(f"name = {self.name!r} needs {wanted}")
         reads = source.reads if self.table is None else ("key", "owner")
         form = f"name = {self.name!r}" + (" with data.table" if reads != source.reads else "")
-        for key in ("key", "owner", "label", "size", "test_share"):
+        for key in ("key", "owner", "label", "size", "channels", "test_share"):
             if getattr(self, key) and key not in reads and not (key == "owner" and self.owner == self.key):
                 hint = ", but for that of data.key" if key == "owner" and "key" in reads else ""
                 raise InputError(f"{form} does not read data.{key}{hint}")

@@ -26,7 +26,7 @@ class ClientGroups(OwnFile):
 
     name = "hdf5"
     title = "own data in TensorFlow Federated's format"
-    reads = ("label", "test_share", "text")
+    reads = ("label", "test_share", "text", "channels")
 
     @classmethod
     @override

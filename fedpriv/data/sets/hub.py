@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from fedpriv.core.config.data import CorpusConfig
+from fedpriv.core.config.data import CorpusConfig, TableConfig
 from fedpriv.core.errors import InputError, one_line, optional, some_of
 from fedpriv.core.registry import DATASETS, suggestion
 from fedpriv.data.files import Arrays
@@ -90,27 +90,25 @@ class HubTables(OwnFile):
     name = "hub"
     title = "own data set of the hub"
     is_kept = True
-    reads = ("key", "owner", "label", "size", "test_share", "text", "table")
+    reads: ClassVar[tuple[str, ...]] = ("key", "owner", "label", "size", "test_share", "text", "table")
     key_hint = "data.key names the column that does"
 
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
+        return cls.of_tables(cls.parts(place), place), place.path
+
+    @staticmethod
+    def of_tables(parts: list[StoredTable], place: Place) -> Arrays:
+        """Return what the settings read of training and test data."""
         if place.table is not None:
-            return cls.schema(place).arrays(), place.path
-        return (_images if place.text is None else _texts)(cls.parts(place), place), place.path
+            return _schema(parts, place.table, place).arrays()
+        return (_images if place.text is None else _texts)(parts, place)
 
     @classmethod
     @override
     def schema(cls, place: Place) -> Schema:
-        from fedpriv.data.schema import schema_of
-
-        if place.table is None:
-            return super().schema(place)
-        parts = cls.parts(place)
-        named = tuple(name.strip() for name in _names(parts[0], place.table.label))
-        table = place.table.model_copy(update={"classes": place.table.classes or named})
-        return schema_of([part.cells(table.empty, place.memory) for part in parts], table, place.key, place.owner)
+        return super().schema(place) if place.table is None else _schema(cls.parts(place), place.table, place)
 
     @classmethod
     def parts(cls, place: Place) -> list[StoredTable]:
@@ -122,6 +120,14 @@ class HubTables(OwnFile):
     def files(cls, place: Place) -> tuple[Path, ...] | None:
         root = home(place.path)
         return tuple(sorted(path for path in root.rglob("*") if path.is_file())) if root.is_dir() else (root,)
+
+
+def _schema(parts: list[StoredTable], given: TableConfig, place: Place) -> Schema:
+    from fedpriv.data.schema import schema_of
+
+    named = tuple(name.strip() for name in _names(parts[0], given.label))
+    table = given.model_copy(update={"classes": given.classes or named})
+    return schema_of([part.cells(table.empty, place.memory) for part in parts], table, place.key, place.owner)
 
 
 def _tables(root: Path) -> list[StoredTable]:

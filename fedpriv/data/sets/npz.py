@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, checked, named_classes, needed_memory
-from fedpriv.data.own import OwnFile, as_labels, as_pixels, label_numbers, with_people
+from fedpriv.data.own import OwnFile, as_labels, as_pixels, channels_note, numbered_labels, with_people
 from fedpriv.data.source import Place, home
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class OwnArrays(OwnFile):
 
     name = "npz"
     title = "own file"
-    reads = ("key", "owner")
+    reads = ("key", "owner", "channels")
     key_hint = "an array client does, or the one that data.key names"
 
     @classmethod
@@ -54,15 +54,14 @@ class OwnArrays(OwnFile):
             _check_pixels(headers[name], f"{path}: {name}")
         check_memory(path, sum(map(needed_memory, headers.values())), place.memory)
         members = read_arrays(path, headers)
-        x_train, x_test = (as_pixels(members.pop(names[name]), f"{path}: {name}") for name in ("x_train", "x_test"))
+        x_train, x_test = (
+            as_pixels(members.pop(names[name]), f"{path}: {name}", place.channels) for name in ("x_train", "x_test")
+        )
         y_train, y_test = (as_labels(members[names[name]], f"{path}: {name}") for name in ("y_train", "y_test"))
-        classes = named_classes(path, members)
-        if "U" in (y_train.dtype.kind, y_test.dtype.kind):
-            labels = [*y_train.tolist(), *y_test.tolist()]
-            numbers, classes = label_numbers(labels, len(y_test), str(path), classes)
-            y_train, y_test = numbers[: len(y_train)], numbers[len(y_train) :]
+        y_train, y_test, classes = numbered_labels(y_train, y_test, str(path), named_classes(path, members))
         keys = _keys(path, key, members, len(x_train), len(x_test))
-        arrays = Arrays(x_train, y_train, x_test, y_test, classes, keys=keys)
+        said = channels_note(headers[names["x_train"]].shape, names["x_train"], place.channels)
+        arrays = Arrays(x_train, y_train, x_test, y_test, classes, notes=said, keys=keys)
         people = _keys(path, owner, members, len(x_train), len(x_test)) if owner else None
         if people is not None:
             tests = () if owner == key else people.test.tolist()  # of its clients, who are tested by design
@@ -79,7 +78,10 @@ def _check_pixels(header: Header, what: str) -> None:
     if header.dtype.kind not in "buif":
         raise InputError(f"{what} has dtype {header.dtype}; expected numbers")
     if header.ndim not in (2, 3, 4):
-        raise InputError(f"{what} has shape {header.shape}; expected (N, T), (N, H, W), (N, H, W, C) or (N, C, H, W)")
+        raise InputError(
+            f"{what} has shape {header.shape}; expected (N, T), (N, H, W), (N, H, W, C) or (N, C, H, W); volumes have "
+            "their slices in the place of channels"
+        )
 
 
 def _keys(path: Path, key: str, members: Mapping[str, np.ndarray], train: int, test: int) -> Keys | None:

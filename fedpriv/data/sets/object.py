@@ -1,20 +1,30 @@
-"""A Dataset or DatasetDict of the library datasets that a module of your own has, or that a function there returns."""
+"""A data set that a module of your own has, or that a function there returns: of the library datasets, or torch's."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, optional, reason_of
 from fedpriv.core.files import content_digest
 from fedpriv.core.registry import DATASETS
+from fedpriv.data.files import Arrays, check_memory
+from fedpriv.data.own import ClientExamples, as_labels, image_shares
+from fedpriv.data.pictures import turned
 from fedpriv.data.sets.hub import HubTables, StoredTable, tables_of
-from fedpriv.data.source import Place
+from fedpriv.data.source import Place, split_names
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CLIENT = "client"  # what data.key calls the third part of a torch Dataset's examples
 
 
 @DATASETS.register
@@ -24,23 +34,99 @@ class OwnObject(HubTables):
     name = "object"
     title = "own object of Python"
     is_kept = False
+    reads = (*HubTables.reads, "channels")
+
+    @classmethod
+    @override
+    def read(cls, place: Place) -> tuple[Arrays, str]:
+        found = _object(place.path)
+        parts = _torch_parts(found, place)
+        return (cls.of_tables(_tables(found, place), place) if parts is None else _arrays(parts, place)), place.path
 
     @classmethod
     @override
     def parts(cls, place: Place) -> list[StoredTable]:
-        found = _object(place.path)
-        datasets = optional("datasets", "datasets", "an object of the library datasets")  # a second to import
-        if not isinstance(found, datasets.Dataset | datasets.DatasetDict):
-            kind = type(found).__name__
-            raise InputError(
-                key="data.name", given=place.path, allowed=f"expected a Dataset or DatasetDict, not {kind}"
-            )
-        return tables_of(found, place.path)
+        return _tables(_object(place.path), place)
 
     @classmethod
     @override
     def files(cls, place: Place) -> None:
         return None  # what a module reads is known to itself
+
+
+def _tables(found: object, place: Place) -> list[StoredTable]:
+    datasets = optional("datasets", "datasets", "an object of the library datasets")  # a second to import
+    if isinstance(found, datasets.Dataset | datasets.DatasetDict):
+        return tables_of(found, place.path)
+    allowed = "expected a Dataset or DatasetDict of the library datasets"
+    allowed += ", or without data.text and data.table a Dataset of torch with examples (x, y) or (x, y, client)"
+    raise InputError(key="data.name", given=place.path, allowed=f"{allowed}; not {type(found).__name__}")
+
+
+def _torch_parts(found: Any, place: Place) -> list[Any] | None:
+    """Training and test data with examples (x, y), or (x, y, client), as of torch's Dataset; ``None``: others."""
+    if place.table is not None or place.text is not None:
+        return None
+    given = dict(zip(("train", "test"), found, strict=True)) if isinstance(found, tuple) and len(found) == 2 else found
+    named = given if isinstance(given, Mapping) else {"": given}
+    if not all(hasattr(part, "__getitem__") and hasattr(part, "__len__") and len(part) for part in named.values()):
+        return None
+    firsts = [_example(part, 0, place.path) for part in named.values()]
+    if not all(isinstance(first, tuple | list) and len(first) in (2, 3) for first in firsts):
+        return None
+    return [named[name] for name in split_names(list(named), place.path)]
+
+
+def _example(part: Any, row: int, where: str) -> Any:
+    try:
+        return part[row]
+    except Exception as error:  # noqa: BLE001 (other people's code)
+        raise InputError(f"{where}: example {row + 1:,} cannot be read: {reason_of(error)}") from None
+
+
+def _arrays(parts: Sequence[Any], place: Place) -> Arrays:
+    """The examples of torch's Datasets."""
+    for key, given in (("label", place.label), ("size", place.size), ("owner", place.owner)):
+        if given and given != place.key:
+            raise InputError(key=f"data.{key}", given=given, allowed="a Dataset of torch has examples (x, y) alone")
+    first = _example(parts[0], 0, place.path)
+    if place.key and (place.key != _CLIENT or len(first) < 3):
+        allowed = f"allowed: {_CLIENT!r}, the third part of the examples of a Dataset of torch"
+        raise InputError(key="data.key", given=place.key, allowed=f"{allowed}; these have {len(first)}")
+    if hasattr(first[0], "detach") and place.channels is None:
+        place = replace(place, channels="first")  # as torch has them
+    arrays = image_shares([list(_shares(part, place)) for part in parts], place)
+    return arrays if len(first) > 2 else replace(arrays, keys=None)
+
+
+def _shares(part: Any, place: Place) -> Iterator[ClientExamples]:
+    """What each client has, in the order of the first example of each."""
+    import numpy as np
+
+    held: dict[str, tuple[list[Any], list[Any]]] = {}
+    for row in range(len(part)):
+        x, y, *owner = _example(part, row, place.path)
+        values, labels = held.setdefault(str(owner[0]) if owner else "", ([], []))
+        values.append(_numbers(x))
+        labels.append(np.asarray(y))
+        if row == 0:
+            check_memory(place.path, 2 * len(part) * values[0].nbytes, place.memory)
+        if values[-1].shape != values[0].shape or labels[-1].shape != labels[0].shape or values[-1].dtype.kind in "OU":
+            raise InputError(
+                f"{place.path}: example {row + 1:,} has {values[-1].dtype} of shape {values[-1].shape} and a label of "
+                f"shape {labels[-1].shape}; expected numbers or a picture, of one shape everywhere"
+            )
+    for name, (values, labels) in held.items():
+        where = f"{place.path}: client {name!r}" if name else place.path
+        yield ClientExamples(name, np.stack(values), as_labels(np.stack(labels), f"{where}: y").tolist(), where)
+
+
+def _numbers(x: Any) -> np.ndarray:
+    """An array of a tensor, or of a picture of Pillow."""
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(turned(x) if isinstance(x, Image.Image) else x)
 
 
 _imported: dict[str, bytes] = {}  # module -> SHA-256 of its file when it was imported

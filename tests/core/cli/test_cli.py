@@ -356,6 +356,26 @@ def test_data_lists_what_is_here(here: Path) -> None:
     assert {entry["name"]: entry["available"] for entry in listed}["digits"] is True
 
 
+def test_data_says_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts against those of the arrays in the file."""
+    rng = np.random.default_rng(0)
+    y, y_test, client = rng.choice(["ill", "well"], 40, p=[0.2, 0.8]), np.array(["ill", "well"]), rng.choice(5, 40)
+    x = rng.integers(0, 256, (42, 12, 60), np.uint8)
+    np.savez(tmp_path / "own.npz", x_train=x[:40], y_train=y, x_test=x[40:], y_test=y_test, client=client)
+    (tmp_path / "own.toml").write_text(
+        f'data = {{ name = "npz", path = "{tmp_path / "own.npz"}", partition = "key" }}\nfederation.clients = 4\n'
+    )
+    asked = ["data", "--of", str(tmp_path / "own.toml")]
+    app([*asked, "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert found["example"] == "a signal of 12 series, 60 steps" and found["examples"] == [40, 2]
+    assert found["classes"] == {name: [int((y == name).sum()), 1] for name in ("ill", "well")}
+    assert found["clients"] == sorted(np.bincount(client).tolist(), reverse=True)[:4]
+    app(asked, standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "4 clients, training examples: " in shown and "ill (" in shown
+
+
 def test_checking_a_file_imports_nothing_slow(here: Path) -> None:
     program = (
         "import sys; from fedpriv.core.cli.app import app\n"
