@@ -527,6 +527,9 @@ def _typed(value: Tensor, kind: str) -> Tensor:
 def _update(before: Vector, after: Vector, names: tuple[str, ...], form: Form) -> Vector:
     """The update of a reply; arrays that it leaves out have not moved, so nobody learns which it has."""
     there = [name for name in names if name in after]
+    if whole := [name for name in there if not after[name].is_floating_point()]:
+        kind = str(after[whole[0]].dtype).removeprefix("torch.")
+        raise InputError(f"the reply's {whole[0]} is {kind}: privatise reads numbers before they are quantised")
     return _zeros(before, names) | update_of(before, after, there, form)
 
 

@@ -30,6 +30,7 @@ from fedpriv.flower.arrays import (
     moved,
     nearest_form,
     record_of,
+    rescaled,
     round_of,
     stage_of,
     type_of,
@@ -191,9 +192,9 @@ class Tap:
             if about.unattacked:
                 raise InputError(about.unattacked)
             record = record_of(reply.content, _reply_record(self.settings, reply.content, about.record))
-            after = arrays_of(reply.content, record)
+            after, form = rescaled(arrays_of(reply.content, record), seen.candidates(sent))
             seen.names = {name: there for name, there in seen.names.items() if name in after} or seen.names
-            exchange = self._formed(replace(exchange, record=record, order=tuple(after)), sent, after, seen)
+            exchange = self._formed(replace(exchange, record=record, order=tuple(after), form=form), sent, after, seen)
             observation = self._observation(exchange, sent, after, seen)
         except (InputError, ValueError) as error:
             observation, exchange = None, replace(exchange, unattacked=_reason(error, about, reply.content))
@@ -214,6 +215,7 @@ class Tap:
         found: dict[str, Form | None] = {
             "tap.reply says so": self.settings.reply,
             MADE: seen.released.form if seen.released is not None else None,
+            "whole numbers, in the scale of the network that was watched": exchange.form,
             COMPARED: watched_form(after, held),
             "by its distance from the parameters that were sent": nearest_form(before, after, names),
         }

@@ -19,6 +19,8 @@ PARAMETERS = "arrays"
 REPLIES = {"fitins.parameters": "fitres.parameters"}
 """Records of a message whose reply has another one: those of ``NumPyClient`` and ``Client``."""
 
+_ROUNDED = 0.25  # of the square of a length, by which a few levels round numbers
+
 MASKED = "secaggplus_configs"
 """The ConfigRecord of Flower's secure aggregation; outside its mod it names a stage."""
 
@@ -136,6 +138,34 @@ def watched_form(reply: Vector, candidates: Mapping[Form, Vector]) -> Form | Non
         if wrong <= 1e-4 * sum(float(right.square().sum()) for _, right in pairs):
             return form
     return None
+
+
+def rescaled(reply: Vector, candidates: Mapping[Form, Vector]) -> tuple[Vector, Form | None]:
+    """Return a reply whose whole numbers have the scale of what was watched, and what they hold; ``None``: none do.
+
+    Uploads in eight bits have their scale elsewhere in the message, where the server finds it.
+    """
+    found: list[tuple[float, Form, Vector]] = []
+    for form, values in candidates.items():
+        whole = {
+            name: reply[name].double()
+            for name, value in values.items()
+            if name in reply and reply[name].shape == value.shape and not reply[name].is_floating_point()
+        }
+        fitted = {name: _fitted(numbers, values[name].double()) for name, numbers in whole.items()}
+        wrong = sum(float((value - values[name]).square().sum()) for name, value in fitted.items())
+        length = sum(float(values[name].double().square().sum()) for name in fitted)
+        if fitted and wrong < _ROUNDED * length:
+            found.append((wrong / length, form, {name: value.float() for name, value in fitted.items()}))
+    if not found:
+        return reply, None
+    _, form, scaled = min(found, key=lambda each: each[0])
+    return reply | scaled, form
+
+
+def _fitted(numbers: Tensor, wanted: Tensor) -> Tensor:
+    """Numbers times what brings them nearest to others."""
+    return numbers * ((numbers * wanted).sum() / numbers.square().sum().clamp_min(1.0))
 
 
 def as_sent(tensor: Tensor, like: torch.dtype) -> Tensor:

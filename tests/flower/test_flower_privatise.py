@@ -173,6 +173,8 @@ def test_arrays_that_a_reply_leaves_out_have_not_moved(tmp_path: Path, caplog: p
 def test_why_an_app_failed_is_in_the_clients_own_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked(app_of(tmp_path, raising(Panic("this digit is a seven"))))
     assert "this digit is a seven" in caplog.text and "its update counts as zero" in caplog.text
+    asked(app_of(tmp_path, lambda given: {name: value.astype(np.int8) for name, value in given.items()}))
+    assert "is int8: privatise reads numbers before they are quantised" in caplog.text
 
 
 def test_a_client_is_warned_of_weights_whose_rows_are_copies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,7 @@ from fedpriv.core.registry import MECHANISMS
 from fedpriv.engines.inline import run_server
 from fedpriv.flower import privatise, tap
 from fedpriv.flower._tap import described
+from fedpriv.flower.arrays import rescaled
 from fedpriv.flower.attack import attack_tapped
 from fedpriv.flower.folder import Exchange, Tapped, imported, read_exchanges
 from fedpriv.mechanisms import mechanism_settings
@@ -265,6 +266,24 @@ def test_a_filter_in_an_app_is_recognised_and_attacked_as_such(home: Path, name:
     said = [text for text in (*summary.warnings, *summary.verdict) if "filter" in text]
     words = f"looks as if a filter ({MECHANISMS[name].title}) had been applied; attacked as such"
     assert any(words in text for text in said)
+
+
+@pytest.mark.parametrize("levels", [127, 7, 0])
+def test_whole_numbers_get_the_scale_that_the_server_has(levels: int) -> None:
+    """Of each array its own; numbers that are none of the update's stay as they are."""
+    stream = torch.Generator().manual_seed(1)
+    update = {name: torch.randn(400, generator=stream) * size for name, size in (("w", 1e-3), ("b", 10.0))}
+    sent = {name: (value / value.abs().max() * levels).round().to(torch.int8) for name, value in update.items()}
+    other = {name: torch.randint(-9, 9, (400,), generator=stream, dtype=torch.int8) for name in update}
+    made, form = rescaled(sent if levels else other, {"weights": other, "update": update})
+    if not levels:
+        assert (form, made["w"].dtype) == ("weights", torch.float32)
+        return
+    assert form == "update"
+    for name, value in update.items():
+        half = float(value.abs().max()) / levels / 2
+        torch.testing.assert_close(made[name], value, atol=half * 1.2, rtol=0)
+    assert rescaled(other, {"update": update}) == (other, None)
 
 
 @pytest.mark.parametrize("how", ["adapter", "frozen", "in no optimizer"])
