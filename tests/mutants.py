@@ -245,7 +245,7 @@ MUTANTS = (
     ),
     Mutant(
         "labels: half as many are changed",
-        "fedpriv/algorithms/labels/client.py",
+        "fedpriv/algorithms/labels/preparation.py",
         "kept = noise.uniform(len(labels)) < response.keep",
         "kept = noise.uniform(len(labels)) < 0.5 + 0.5 * response.keep",
         "tests/accounting/test_accounting_response.py",

@@ -10,7 +10,7 @@ from mpmath import mp
 from scipy import stats
 
 from fedpriv.accounting.response import Response, coin_response, kept_response, label_guarantee, most_told
-from fedpriv.algorithms.labels.client import changed_labels
+from fedpriv.algorithms.labels.preparation import changed_labels
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from tests.cases import in_one_test

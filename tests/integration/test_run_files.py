@@ -62,9 +62,8 @@ def public_files(folder: Path) -> dict[str, bytes]:
 def same_release() -> Iterator[None]:
     """Whatever the labels are, clients change them to the same ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "fedpriv.algorithms.labels.client.changed_labels", lambda labels, *_: torch.arange(len(labels)) % CLASSES
-        )
+        changed = "fedpriv.algorithms.labels.preparation.changed_labels"
+        patch.setattr(changed, lambda labels, *_: torch.arange(len(labels)) % CLASSES)
         yield
 
 

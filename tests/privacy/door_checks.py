@@ -22,7 +22,7 @@ from scipy import stats
 from starlette.testclient import TestClient
 from torch.nn.functional import cross_entropy
 
-import fedpriv.algorithms.labels.client
+import fedpriv.algorithms.labels.preparation
 import fedpriv.algorithms.pate.client
 import fedpriv.algorithms.pate.server
 import fedpriv.algorithms.secure_aggregation.client
@@ -537,7 +537,7 @@ def labels(folder: Path, patch: Patch) -> None:
 
 
 def without_changed_labels(patch: Patch) -> None:
-    patch.setattr(fedpriv.algorithms.labels.client, "changed_labels", lambda labels, *_: labels)
+    patch.setattr(fedpriv.algorithms.labels.preparation, "changed_labels", lambda labels, *_: labels)
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Changed labels as a preparation of clients' data."""
+"""Label noise: each client changes its labels once, by randomised response, before anything else is done."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     from fedpriv.core.world import World
     from fedpriv.data.datasets import Dataset
     from fedpriv.server.uploads import Upload
+
+
+def response_of(world: "World") -> "Response":
+    """Return how clients change their labels."""
+    from fedpriv.accounting.response import Response
+
+    epsilon = LabelSettings.of(world.experiment).epsilon
+    if epsilon is None:
+        raise ValueError("clients use labels as they are")
+    return Response(epsilon, world.dataset.classes)
+
+
+def changed_labels(labels: "Tensor", response: "Response", noise: "NoiseStream") -> "Tensor":
+    """Return labels (n,), int64, from 0 to K - 1, of which each is the given one with probability p, else any other."""
+    import torch
+
+    kept = noise.uniform(len(labels)) < response.keep
+    steps = 1 + (noise.uniform(len(labels)) * (response.answers - 1)).long().clamp(max=response.answers - 2)
+    return torch.where(kept, labels, (labels + steps) % response.answers)
 
 
 @PREPARATIONS.register
@@ -60,20 +79,15 @@ class ChangedLabels(Preparation):
 
     @override
     def changed(self, world: "World", labels: "Tensor", noise: "NoiseStream") -> "Tensor":
-        from fedpriv.algorithms.labels.client import changed_labels, response_of
-
         return changed_labels(labels, response_of(world), noise)
 
     @override
     def correction(self, world: "World") -> "Response | None":
-        from fedpriv.algorithms.labels.client import response_of
-
         return response_of(world) if LabelSettings.of(world.experiment).corrected else None
 
     @override
     def claim(self, world: "World") -> "Guarantee":
         from fedpriv.accounting.response import label_guarantee
-        from fedpriv.algorithms.labels.client import response_of
 
         notes = [
             "About labels alone. An image often shows its class: anyone who has the image, from its owner or from an "

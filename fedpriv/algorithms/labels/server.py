@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedpriv.accounting.response import Response
-from fedpriv.algorithms.labels.client import response_of
+from fedpriv.algorithms.labels.preparation import response_of
 from fedpriv.algorithms.labels.records import LabelsTold, LabelSurvey, read_survey, write_survey
 from fedpriv.algorithms.labels.settings import LabelSettings
 from fedpriv.attacks.intervals import rate_interval

@@ -79,6 +79,10 @@ Participations = Annotated[
 ]
 
 
+AS_JSON = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+"""The option that commands have whose others are a dataclass."""
+
+
 @dataclass(frozen=True)
 class AccountOptions:
     """The options of a mechanism's command, ``None`` where they were not given; nothing is checked yet."""
@@ -197,7 +201,7 @@ def _command(kind: type[NoisySettings]) -> click.Command:
     def command(as_json: Json, **given: Any) -> None:
         _answer(as_json, AccountOptions(name, **given))
 
-    sign(command, [*shown.values(), Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)])
+    sign(command, [*shown.values(), AS_JSON])
     with_dimension = " --dimension 15826" if kind.by_dimension else ""
     sampled = "--steps 1000 --sampling-rate 0.01" if kind.proof().amplifying else "--participations 10"
     sampled = f"{sampled} --separation 10" if "band" in fields else sampled

@@ -14,25 +14,11 @@ from fedpriv.accounting.aggregators import (
     least_sigma,
     most_answers,
 )
+from fedpriv.core.cli.account.votes import PollOptions
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency
 
 _ANY_THRESHOLD = 0.0  # no figure depends on it
-
-
-@dataclass(frozen=True)
-class PollOptions:
-    """The options of ``fedpriv account votes`` as they were given, None where they were not; nothing is checked yet."""
-
-    sigma: float | None  # deviation of normal noise on each count
-    threshold_sigma: float | None  # of confident answers, on the largest count
-    scale: float | None  # of Laplace noise on each count
-    answers: int | None  # questions with an answer
-    asked: int | None  # questions
-    target_epsilon: float | None  # that the answers must keep to
-    votes: int  # of the one who is protected
-    delta: float  # of (epsilon, delta)
-    sampling_rate: float | None = None  # the share of voters that is drawn afresh for each answer
 
 
 @dataclass(frozen=True)

@@ -1,52 +1,59 @@
 """The command ``fedpriv account votes``."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.core.cli.account.commands import Delta
-from fedpriv.core.cli.terminal import Json, out, print_json
-from fedpriv.core.verb import Verb
+from fedpriv.core.cli.account.commands import AS_JSON, Delta
+from fedpriv.core.cli.terminal import out, print_json
+from fedpriv.core.verb import Verb, options_of, sign
 
 if TYPE_CHECKING:
     from fedpriv.core.cli.account.poll_cost import PollAnswer
 
 
-def votes(
-    sigma: Annotated[float | None, typer.Option(help="Deviation of normal noise on each count, in votes.")] = None,
+@dataclass(frozen=True)
+class PollOptions:
+    """The options of ``fedpriv account votes``, ``None`` where they were not given; nothing is checked yet."""
+
+    sigma: Annotated[float | None, typer.Option(help="Deviation of normal noise on each count, in votes.")] = None
     threshold_sigma: Annotated[
         float | None,
         typer.Option(help="Confident answers: deviation of the noise on the largest count, in votes."),
-    ] = None,
-    scale: Annotated[float | None, typer.Option(help="Scale of Laplace noise on each count, in votes.")] = None,
-    answers: Annotated[int | None, typer.Option(help="Questions that are answered.")] = None,
+    ] = None
+    scale: Annotated[float | None, typer.Option(help="Scale of Laplace noise on each count, in votes.")] = None
+    answers: Annotated[int | None, typer.Option(help="Questions that are answered.")] = None
     asked: Annotated[
         int | None, typer.Option(help="Questions asked, for confident answers; default: as many as answers.")
-    ] = None,
+    ] = None
     target_epsilon: Annotated[
         float | None,
         typer.Option(help="Find how many answers it allows; with --answers the least noise."),
-    ] = None,
-    votes_per_client: Annotated[int, typer.Option(help="Votes of one client, all of which are protected.")] = 1,
+    ] = None
+    votes: Annotated[
+        int, typer.Option("--votes-per-client", help="Votes of one client, all of which are protected.")
+    ] = 1
     sampling_rate: Annotated[
         float | None,
         typer.Option(help="Share of the voters that is drawn for each answer (a fixed number)."),
-    ] = None,
-    delta: Delta = 1e-5,
-    as_json: Json = False,
-) -> None:
+    ] = None
+    delta: Delta = 1e-5
+
+
+def votes(as_json: bool, **given: Any) -> None:
     """Compute the guarantee of noisy votes, or how many answers a target allows."""
     # Imported here: scipy takes time that --help and a mistyped option need not wait for.
-    from fedpriv.core.cli.account.poll_cost import PollOptions, answered_poll
+    from fedpriv.core.cli.account.poll_cost import answered_poll
 
-    poll = PollOptions(
-        sigma, threshold_sigma, scale, answers, asked, target_epsilon, votes_per_client, delta, sampling_rate
-    )
-    result = answered_poll(poll)
+    result = answered_poll(PollOptions(**given))
     if as_json:
         print_json(result.to_json())
     else:
         _print(result)
+
+
+sign(votes, [*options_of(PollOptions), AS_JSON])
 
 
 def _print(answer: "PollAnswer") -> None:
