@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpriv.core.cli.account.commands import Delta
+from fedpriv.core.cli.account import Delta
 from fedpriv.core.cli.terminal import Json, print_json
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency

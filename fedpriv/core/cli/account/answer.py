@@ -22,7 +22,7 @@ from fedpriv.accounting import (
 )
 from fedpriv.accounting.people import Share, person
 from fedpriv.accounting.release import LARGEST_DIMENSION, Correlation
-from fedpriv.core.cli.account.commands import AccountOptions
+from fedpriv.core.cli.account import AccountOptions
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import SamplingName
 from fedpriv.core.records import MembershipBound, Person

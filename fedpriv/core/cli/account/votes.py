@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpriv.core.cli.account.commands import AS_JSON, Delta
+from fedpriv.core.cli.account import AS_JSON, Delta
 from fedpriv.core.cli.terminal import out, print_json
 from fedpriv.core.verb import Verb, options_of, sign
 
