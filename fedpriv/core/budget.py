@@ -44,6 +44,11 @@ class _Account:
         self.known[participations] = min(figure, self.epsilon(participations))
         return True
 
+    def most(self, target: float, planned: int, whole: Iterable[int]) -> int:
+        """How many are allowed of ``planned``: one of ``whole`` where the final ledger proves the target for it."""
+        most = _most_within(self.epsilon, target, planned)
+        return next((count for count in whole if count > most and self.is_proven(count, target)), most)
+
     def ceiling(self, participations: int, guess: float) -> float:
         """How often any attack picks a record out after so many participations, as the final ledger has it."""
         if participations not in self.known_ceilings:
@@ -72,12 +77,15 @@ class Budget:
         self._federation = experiment.federation
         self._plans = plans
         self._kinds = kinds_of(plans)
+        self._each_kind: list[int] = np.unique(self._kinds, return_index=True)[1].tolist()  # its first client
         self._hides_participants = experiment.hides_participants
         self._accounts = _Accounts(plans, self._kinds)
         self._participations: dict[int, int] = {}
         self._last_round: dict[int, int] = {}
         self._taken_part: dict[int, tuple[float, int]] = {}  # the last round and the count, with correlated noise
-        self._limits = _Limits(experiment, self._accounts) if experiment.federation.targets else None
+        # Without targets nobody stops.
+        self._schedule = Schedule.of(experiment) if experiment.federation.targets else None
+        self._allowed: dict[tuple[int, Sequence[int]], int] = {}
         self._guess = experiment.mechanism.guess if experiment.federation.target_ceiling is not None else None
         self._left: Sequence[int] = range(len(plans))
         self._gone: set[int] = set()
@@ -99,36 +107,52 @@ class Budget:
 
     def left(self, round_number: int) -> Sequence[int]:
         """The clients that may take part in a round, ascending; one that may not stops here for good."""
-        if self._limits is None or round_number == self._looked_at:
+        schedule = self._schedule
+        if schedule is None or round_number == self._looked_at:
             return self._left
         self._looked_at = round_number
-        over = sorted([*self._over(self._limits, round_number), *self._never_asked_over(self._limits, round_number)])
+        over = sorted([*self._over(schedule, round_number), *self._never_asked_over(schedule, round_number)])
         if over:
             self._stops += [self._stop(clients, round_number) for clients in over]
             self._gone |= {client for clients in over for client in clients}
             self._left = tuple(client for client in self._left if client not in self._gone)
         return self._left
 
-    def _over(self, limits: "_Limits", round_number: int) -> Iterator[tuple[int, ...]]:
+    def _over(self, schedule: Schedule, round_number: int) -> Iterator[tuple[int, ...]]:
         """The clients that were or will be selected, each by itself, that a round would take above the target."""
-        for client in self._left if limits.asks_all else sorted(self._known(limits) - self._gone):
-            if self._after(client, round_number) > limits.of_client(client):
+        for client in self._left if schedule.drawn is None else sorted(self._known(schedule) - self._gone):
+            if self._after(client, round_number) > self._most(client, schedule.of_client(client)):
                 yield (client,)
 
-    def _never_asked_over(self, limits: "_Limits", round_number: int) -> Iterator[tuple[int, ...]]:
-        """The others, of whom those with the same plan share one answer."""
-        if limits.asks_all:
+    def _never_asked_over(self, schedule: Schedule, round_number: int) -> Iterator[tuple[int, ...]]:
+        """The others, which no round will ask unless others stop; those with the same plan share one answer."""
+        if schedule.drawn is None:
             return
-        for client in np.unique(self._kinds, return_index=True)[1].tolist():
-            if self._plans[client].further_participations(0, round_number) <= limits.never_drawn(client):
+        for client in self._each_kind:
+            if self._plans[client].further_participations(0, round_number) <= self._most(client, ()):
                 continue
-            known, kind = self._known(limits), self._kinds[client]
+            known, kind = self._known(schedule), self._kinds[client]
             alike = tuple(each for each in self._left if self._kinds[each] == kind and each not in known)
             if alike:
                 yield alike
 
-    def _known(self, limits: "_Limits") -> set[int]:
-        return limits.drawn | self._participations.keys()
+    def _known(self, schedule: Schedule) -> set[int]:
+        return {*(schedule.drawn or ()), *self._participations}
+
+    def _most(self, client: int, planned: Sequence[int]) -> int:
+        """How many participations the targets allow to clients with this one's plan whom these rounds will ask."""
+        key = int(self._kinds[client]), planned
+        if key not in self._allowed:
+            federation, plan, account = self._federation, self._plans[client], self._accounts.of_client(client)
+            most, guess = federation.rounds * plan.steps_per_round, self._guess
+            if federation.target_ceiling is not None and guess is not None:
+                most = _most_within(lambda count: account.ceiling(count, guess), federation.target_ceiling, most)
+            if federation.target_epsilon is not None:
+                rounds = range(1, federation.rounds + 1)
+                whole = plan.participations(rounds), plan.participations(planned)
+                most = min(most, account.most(federation.target_epsilon, len(rounds) * plan.steps_per_round, whole))
+            self._allowed[key] = most
+        return self._allowed[key]
 
     def is_used_up(self, round_number: int) -> bool:
         """Whether too few clients are left for a round."""
@@ -177,7 +201,7 @@ class Budget:
         """Whose participations a round counts for: of a secret draw everybody's, one client for all that are alike."""
         if not self._hides_participants:
             return clients
-        return np.unique(self._kinds, return_index=True)[1].tolist()
+        return self._each_kind
 
     def _after(self, client: int, round_number: int) -> int:
         """A client's participations after one more round."""
@@ -249,52 +273,6 @@ class _Accounts:
             number = self._numbers.setdefault(replace(release, rate=1.0), len(self._numbers))
             self._of_release[release] = _Account(release, number)
         return self._of_release[release]
-
-
-class _Limits:
-    """How many participations the targets of federation allow; computed once for all clients that are alike."""
-
-    def __init__(self, experiment: Experiment, accounts: _Accounts) -> None:
-        self._experiment, self._accounts = experiment, accounts
-        self._schedule = Schedule.of(experiment)
-        self._known: dict[tuple[int, Sequence[int]], int] = {}
-        self.asks_all = self._schedule.drawn is None
-        self.drawn = set(self._schedule.drawn or ())
-
-    def of_client(self, client: int) -> int:
-        """How many are allowed to a client."""
-        return self._limit(client, self._schedule.of_client(client))
-
-    def never_drawn(self, client: int) -> int:
-        """How many are allowed to clients with this one's plan that no round will ask unless others stop."""
-        return self._limit(client, ())
-
-    def _limit(self, client: int, drawn: Sequence[int]) -> int:
-        key = int(self._accounts.kinds[client]), drawn
-        if key not in self._known:
-            account = self._accounts.of_client(client)
-            self._known[key] = _most(self._experiment, self._accounts.plans[client], account, drawn)
-        return self._known[key]
-
-
-def _most(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence[int]) -> int:
-    """How many participations the targets of federation allow."""
-    most = experiment.federation.rounds * plan.steps_per_round
-    ceiling, guess = experiment.federation.target_ceiling, experiment.mechanism.guess
-    if ceiling is not None and guess is not None:
-        most = _most_within(lambda count: account.ceiling(count, guess), ceiling, most)
-    target = experiment.federation.target_epsilon
-    return most if target is None else min(most, _most_of_epsilon(experiment, plan, account, drawn, target))
-
-
-def _most_of_epsilon(experiment: Experiment, plan: Plan, account: _Account, drawn: Sequence[int], target: float) -> int:
-    """How many participations federation.target_epsilon allows: the planned ones where the final ledger proves them."""
-    rounds = range(1, experiment.federation.rounds + 1)
-    most = _most_within(account.epsilon, target, experiment.federation.rounds * plan.steps_per_round)
-    for planned in (plan.participations(rounds), plan.participations(drawn)):
-        if planned > most and account.is_proven(planned, target):
-            return planned
-    return most
 
 
 def _candidates(pairs: Iterable[tuple[_Account, int]]) -> list[tuple[_Account, int]]:
