@@ -222,8 +222,26 @@ class Rehearsal:
 
     def refusal(self, name: str) -> str | None:
         """Make one step of an attack, and return why it refuses; empty where it does not, ``None`` after too long."""
-        with cpu_threads(self.stage.experiment.engine.threads):
-            return _refusal(self.stage, name, self.heard)
+        stage, adversary, heard = self.stage, self.stage.experiment.adversary, self.heard
+        threat = threat_model(adversary)
+        if threat.refusal(name, ATTACKS[name].needs) is not None:
+            return ""  # of which the warnings about the settings tell
+        config = getattr(adversary, name)
+        if ATTACKS[name].picks():
+            heard = tuple(replace(each, candidates=_random_records(stage, each.settings.examples)) for each in heard)
+        short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
+        seconds = None if short else _SECONDS  # one step ends by itself
+        short_config, seed = config.model_copy(update=short), stage.experiment.seed
+        job = AttackJob(name, heard, stage.model, short_config, seed, seconds=seconds)
+        if ATTACKS[name].is_text and Access.PUBLIC_DATA in threat.grants:
+            texts, _ = stage.dataset.random(_TEXTS, torch_stream(seed, "rehearsal texts"))
+            job = replace(job, public_images=texts)
+        began = time.monotonic()
+        with cpu_threads(stage.experiment.engine.threads):
+            campaign = attack_each(job)
+        if seconds is not None and time.monotonic() - began >= seconds:
+            return None  # what a search has not found by then says nothing
+        return next(iter(campaign.failures.values()), "")
 
 
 def _stage(world: World) -> World:
@@ -248,28 +266,6 @@ def _unprotected(stage: World) -> World:
 def _heard(stage: World) -> tuple[Observation, ...]:
     """What the threat model lets the adversary see of one upload."""
     return observe(stage, _ROUND, stage.initial, [upload_of(stage, _CLIENT, stage.initial, _ROUND)])
-
-
-def _refusal(stage: World, name: str, heard: Sequence[Observation]) -> str | None:
-    """See :meth:`Rehearsal.refusal`."""
-    adversary = stage.experiment.adversary
-    threat = threat_model(adversary)
-    if threat.refusal(name, ATTACKS[name].needs) is not None:
-        return ""  # of which the warnings about the settings tell
-    config = getattr(adversary, name)
-    if ATTACKS[name].picks():
-        heard = [replace(each, candidates=_random_records(stage, each.settings.examples)) for each in heard]
-    short = {key: 1 for key in ("iterations", "restarts") if key in type(config).model_fields}
-    seconds = None if short else _SECONDS  # one step ends by itself
-    job = AttackJob(name, heard, stage.model, config.model_copy(update=short), stage.experiment.seed, seconds=seconds)
-    if ATTACKS[name].is_text and Access.PUBLIC_DATA in threat.grants:
-        texts, _ = stage.dataset.random(_TEXTS, torch_stream(stage.experiment.seed, "rehearsal texts"))
-        job = replace(job, public_images=texts)
-    began = time.monotonic()
-    campaign = attack_each(job)
-    if seconds is not None and time.monotonic() - began >= seconds:  # what a search has not found by then says nothing
-        return None
-    return next(iter(campaign.failures.values()), "")
 
 
 def _random_records(stage: World, examples: int) -> CandidateLists:
