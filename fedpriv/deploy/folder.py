@@ -16,9 +16,6 @@ HOST = "127.0.0.1"
 PRIVATE = 0o600
 """Permissions of a file that only its owner can read."""
 
-EXECUTABLE = 0o700
-"""Permissions of a program that only its owner can start."""
-
 
 @dataclass(frozen=True)
 class DeploymentRecord:

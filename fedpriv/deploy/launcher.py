@@ -42,10 +42,12 @@ _APPS_IMPORT = (
 )
 
 
-def stand_in(folder: Path, real: str) -> str:
-    """Return the text of a program, isolated and quick, that has the launcher of ``folder`` run ``real``."""
-    words = [sys.executable, "-I", "-S", str(Path(__file__)), "ask", str(folder), real]
-    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+def write_stand_ins(folder: Path, programs: Mapping[str, str]) -> None:
+    """Write programs of these names, isolated and quick, that have the launcher of ``folder`` run the real ones."""
+    for name, real in programs.items():
+        words = [sys.executable, "-I", "-S", str(Path(__file__)), "ask", str(folder), real]
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        (folder / name).chmod(0o700)
 
 
 def _serve(folder: str, programs: list[str]) -> None:
@@ -99,10 +101,8 @@ def _run(connection: socket.socket) -> NoReturn:
 
 def beside(folder: Path, programs: list[str], command: list[str]) -> None:
     """Become a command whose ``programs`` are run by a launcher in ``folder``, which ends with it."""
-    for program in programs:
-        path = folder / program
-        path.write_text(stand_in(folder, str(Path(sysconfig.get_path("scripts")) / program)))
-        path.chmod(0o700)
+    scripts = Path(sysconfig.get_path("scripts"))
+    write_stand_ins(folder, {program: str(scripts / program) for program in programs})
     Popen([sys.executable, "-P", __file__, "serve", str(folder), *programs], stdin=DEVNULL)
     os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
     os.execvp(command[0], command)

@@ -25,8 +25,8 @@ from fedpriv.deploy.commands import (
 )
 from fedpriv.deploy.containers import DOWN, UP, take_down_containers
 from fedpriv.deploy.flower import answers, check_certificates, is_serving
-from fedpriv.deploy.folder import EXECUTABLE, HOST, PRIVATE, DeploymentFolder, DeploymentRecord, is_free
-from fedpriv.deploy.launcher import SOCKET, stand_in
+from fedpriv.deploy.folder import HOST, PRIVATE, DeploymentFolder, DeploymentRecord, is_free
+from fedpriv.deploy.launcher import SOCKET, write_stand_ins
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 _HEALTH_SECONDS = 120.0
@@ -85,9 +85,7 @@ def up(
         shutil.rmtree(folder.heard)
     _make_keys(folder, record)
     flower.connect(folder, record)
-    for program in LAUNCHED:
-        text = stand_in(folder.programs, flower.program(program))
-        write_whole(folder.programs / program, text.encode(), mode=EXECUTABLE)
+    write_stand_ins(folder.programs, {program: flower.program(program) for program in LAUNCHED})
     try:
         return _start_all(folder, record, tell)
     except BaseException:

@@ -121,54 +121,21 @@ def attack_tapped(
     campaign = _Campaign(folder, tapped, tuple(names), settings, progress, time.monotonic() + seconds)
     for place, upload in enumerate(wanted):
         campaign.attack(upload, everything, len(wanted) - place)
-    found = campaign.found
-    for text in dict.fromkeys(found.told):
+    for text in dict.fromkeys(campaign.told):
         progress.warn(text)
-    results = attack_results(found.scores, AdversaryConfig().success_ssim, _NO_LPIPS)
-    others = [each for each in found.left_of(exchanges) if not victims or each.name in victims]
+    results = attack_results(campaign.scores, AdversaryConfig().success_ssim, _NO_LPIPS)
+    others = [each for each in campaign.left_of(exchanges) if not victims or each.name in victims]
     verdict = (
         *_looked_at(folder, tapped, others, everything),
-        *found.refused,
-        *_forms(found.heard),
-        *_measured(results, found),
-        *([_proven(found.heard)] if found.heard else []),
+        *campaign.refused,
+        *_forms(campaign.heard),
+        *_measured(results, campaign),
+        *([_proven(campaign.heard)] if campaign.heard else []),
     )
-    summary = TappedSummary(results, verdict, tuple(dict.fromkeys(found.told)), tuple(found.pictures))
+    summary = TappedSummary(results, verdict, tuple(dict.fromkeys(campaign.told)), tuple(campaign.pictures))
     with writing(""):
         write_whole(folder / _RESULT, as_json(summary))
     return summary
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What came of the attacks so far."""
-
-    heard: list[_TappedUpload] = field(default_factory=list)  # uploads whose network is known
-    scores: list[Score] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)  # what makes an attack mean less
-    pictures: list[str] = field(default_factory=list)
-    # sentences on attacks that were not made, or whose failure shows nothing
-    refused: list[str] = field(default_factory=list)
-
-    @property
-    def unattacked(self) -> set[str]:
-        """Names of uploads of which no attack has a score or a picture."""
-        made = {(score.round, score.client) for score in self.scores if score.upload != "none"}
-        shown = {path.rpartition("/")[2][:9] for path in self.pictures}
-        kept = [each for each in self.heard if (each.observation.round, each.observation.client) not in made]
-        return {each.name for each in kept if each.observation.stem[:9] not in shown}
-
-    def chance(self, result: AttackResult) -> float:
-        """How often a guess picks an image out at most, where of all that is offered for a batch the nearest counts."""
-        group = (score for score in self.scores if (score.attack, score.upload) == (result.attack, result.upload))
-        return statistics.fmean(score.chance for score in group if score.chosen and score.chance is not None)
-
-    def left_of(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Replies that no gradient attack was made on, alone or in their round's sum."""
-        unattacked = self.unattacked
-        attacked = {upload.exchange.stem for upload in self.heard if upload.name not in unattacked}
-        summed = {upload.exchange.round for upload in self.heard if upload.exchange.summed}
-        return [each for each in exchanges if each.stem not in attacked and not (each.summed and each.round in summed)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +197,24 @@ class _Campaign:
     settings: Mapping[str, Mapping[str, Any]]  # by attack
     progress: Progress
     until: float  # by time.monotonic()
-    found: _Found = field(default_factory=_Found)
+    heard: list[_TappedUpload] = field(default_factory=list)  # uploads whose network is known
+    attacked: set[str] = field(default_factory=set)  # the stems of those that an attack has read
+    scores: list[Score] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)  # what makes an attack mean less
+    pictures: list[str] = field(default_factory=list)
+    # sentences on attacks that were not made, or whose failure shows nothing
+    refused: list[str] = field(default_factory=list)
+
+    def chance(self, result: AttackResult) -> float:
+        """How often a guess picks an image out at most, where of all that is offered for a batch the nearest counts."""
+        group = (score for score in self.scores if (score.attack, score.upload) == (result.attack, result.upload))
+        return statistics.fmean(score.chance for score in group if score.chosen and score.chance is not None)
+
+    def left_of(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
+        """Replies that no gradient attack was made on, alone or in their round's sum."""
+        summed = {upload.exchange.round for upload in self.heard if upload.exchange.summed}
+        alone = [each for each in exchanges if not (each.summed and each.round in summed)]
+        return [each for each in alone if each.stem not in self.attacked]
 
     def attack(self, upload: _TappedUpload, everything: Sequence[_TappedUpload], left: int) -> None:
         """Attack an upload, the first of so many that are left: all attacks have equal shares of the time."""
@@ -239,16 +223,16 @@ class _Campaign:
         except InputError as error:
             if self.tapped.model is not None:
                 raise
-            self.found.refused.append(f"No gradient attack on {upload.name}: {error}.")
+            self.refused.append(f"No gradient attack on {upload.name}: {error}.")
             return
-        self.found.heard.append(upload)
+        self.heard.append(upload)
         chosen = self._chosen(victim.about)
         for number, name in enumerate(chosen):
             share = left * len(chosen) - number  # time that one attack leaves is that of all others
             self._attack(victim, name, (self.until - time.monotonic()) / share)
         if victim.judge is not None and (offers := _offers(victim.judge)):
             guesses = score_guesses(offers, victim.judge, victim.public.std, perceptual=False)
-            self.found.scores.extend(guesses.scores)
+            self.scores.extend(guesses.scores)
 
     def _chosen(self, about: Exchange) -> tuple[str, ...]:
         """The attacks that were named, here or by their settings, or those that fit what an example is."""
@@ -261,33 +245,30 @@ class _Campaign:
         """Make one attack, and enter what came of it: a failure counts only if the training was seen right."""
         what = f"{name} on {victim.observation.title}"
         if seconds <= 0:
-            self.found.refused.append(f"{what}: not run, time was up: --seconds gives more.")
+            self.refused.append(f"{what}: not run, time was up: --seconds gives more.")
             return
         replay, attack = victim.replay, known_attack(name)
         if replay is not None and not replay.is_right and attack.simulates and victim.line is None:
-            self.found.refused.append(f"{what}: not attacked: {replay.doubt}.")
+            self.refused.append(f"{what}: not attacked: {replay.doubt}.")
             return
         self.progress.stage(what)
         try:
             reconstruction, remarks = _reconstructed(victim, name, self.settings.get(name, {}), seconds)
         except InputError as error:
-            self.found.refused.append(
-                f"{what}: {worded(str(error).removeprefix(f'attack {name}: '), victim.about.kind)}."
-            )
+            self.refused.append(f"{what}: {worded(str(error).removeprefix(f'attack {name}: '), victim.about.kind)}.")
             return
         if victim.about.noise in _WITHIN:
-            self.found.told.append(f"the noise of {victim.about.noise} is in the training, so that was not repeated")
-        self.found.told.extend(
-            [*victim.about.remarks, *remarks, *([replay.remark] if replay and replay.remark else [])]
-        )
-        self.found.pictures.append(_pictured(self.folder, victim, reconstruction, name))
+            self.told.append(f"the noise of {victim.about.noise} is in the training, so that was not repeated")
+        self.told.extend([*victim.about.remarks, *remarks, *([replay.remark] if replay and replay.remark else [])])
+        self.attacked.add(victim.about.stem)
+        self.pictures.append(_pictured(self.folder, victim, reconstruction, name))
         if victim.judge is None:
             return
         scores = _scored(victim, victim.judge, reconstruction, name)
         if replay is not None and replay.doubt and not any(score.recovered for score in scores if score.chosen):
-            self.found.refused.append(f"{what}: it recovered nothing, and that shows nothing: {replay.doubt}.")
+            self.refused.append(f"{what}: it recovered nothing, and that shows nothing: {replay.doubt}.")
             return
-        self.found.scores.extend(scores)
+        self.scores.extend(scores)
 
 
 def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -589,16 +570,16 @@ def _forms(heard: Iterable[_TappedUpload]) -> tuple[str, ...]:
     return tuple(f"Replies {', '.join(names)} hold {text}." for text, names in told.items())
 
 
-def _measured(results: Sequence[AttackResult], found: _Found) -> tuple[str, ...]:
+def _measured(results: Sequence[AttackResult], campaign: _Campaign) -> tuple[str, ...]:
     """Guess and measured, for each attack; and which uploads are not scored."""
-    unscored = ", ".join(upload.name for upload in found.heard if upload.known is None)
+    unscored = ", ".join(upload.name for upload in campaign.heard if upload.known is None)
     left = (f"Not scored, since what the clients trained on was not kept: {unscored}.",) if unscored else ()
     offered = [result for result in results if result.upload == "none"]
     guess = min(offered, key=lambda result: -_likeness(result), default=None)
     lines = [] if guess is None else [f"Guess: {guess.attack} has {_figure(guess)}."]
     for result in (each for each in results if each.upload != "none"):
         picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
-        among = f" among {result.candidates} (a guess at most {percent(found.chance(result))})" if picked else ""
+        among = f" among {result.candidates} (a guess at most {percent(campaign.chance(result))})" if picked else ""
         kind = "row" if result.rows else "sentence" if result.sentences else "image"
         many = worded("images", kind)
         lines.append(

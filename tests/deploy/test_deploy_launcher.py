@@ -13,7 +13,7 @@ import pytest
 
 from fedpriv.deploy.commands import LAUNCHED, launcher
 from fedpriv.deploy.flower import program
-from fedpriv.deploy.launcher import stand_in
+from fedpriv.deploy.launcher import write_stand_ins
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 
 # `tqdm` copies its input to its output until that ends.
@@ -27,9 +27,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, S
     """A launcher, in a folder whose name is longer than the address of a socket may be."""
     folder = tmp_path_factory.mktemp("programs") / ("long 'name'" * 12)
     folder.mkdir(parents=True)
-    for name in NAMES:
-        (folder / name).write_text(stand_in(folder, program(name)))
-        (folder / name).chmod(0o700)
+    write_stand_ins(folder, {name: program(name) for name in NAMES})
     command = launcher(folder)
     started = start("launcher", [command.program, *command.arguments, "tqdm"], os.environ, folder, folder / "log")
     while not (folder / "launcher.sock").exists():
@@ -100,15 +98,20 @@ def test_a_process_of_a_deployment_is_a_fork(
     assert logs[0].read_text() == logs[1].read_text() != ""
 
 
+def has_begun(fork: psutil.Process) -> bool:
+    """Whether its second thread waits for who asked, who knows by then that the program runs."""
+    try:
+        return fork.num_threads() > 1
+    except psutil.NoSuchProcess:  # what the launcher imports may start processes, too
+        return False
+
+
 def running(launched: tuple[Path, StartedProcess]) -> tuple[subprocess.Popen[bytes], psutil.Process]:
     """A program that waits for input, and the fork that runs it."""
     folder, started = launched
     silent = subprocess.DEVNULL
-    earlier = psutil.Process(started.pid).children()
     asking = subprocess.Popen([folder / "tqdm"], stdin=subprocess.PIPE, stdout=silent, stderr=silent, cwd="/")
-    while not (forks := [fork for fork in psutil.Process(started.pid).children() if fork not in earlier]):
-        time.sleep(0.05)
-    while forks[0].cwd() != "/":  # until then it is not yet the program
+    while not (forks := [fork for fork in psutil.Process(started.pid).children() if has_begun(fork)]):
         time.sleep(0.05)
     return asking, forks[0]
 

@@ -17,7 +17,7 @@ from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.robustness.certify import certify_run, check_noise
+from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.records import Certificate, Robustness, read_certificates
 from fedpriv.robustness.settings import CertifyConfig
 from fedpriv.robustness.smoothed import pixel_images, read_smoothed
@@ -235,13 +235,6 @@ def test_a_run_without_a_checkpoint_or_noise_is_refused(noisy: RunFolder, tmp_pa
     silent = finished(tmp_path / "silent", robustness={"noise": 0.0})
     with pytest.raises(InputError, match=r"robustness.noise is 0, and without noise nothing can be certified"):
         certify_run(silent, FEW, None, Untried())
-    for noise, place, said in [
-        (0.0, None, "--noise 0"),
-        (None, "input", "is for --noise"),
-        (0.1, "hidden", "allowed: input"),
-    ]:
-        with pytest.raises(InputError, match=said):
-            check_noise(noise, place)
 
 
 def test_how_long_many_votes_take_is_told_before_they_are_cast(noisy: RunFolder) -> None:

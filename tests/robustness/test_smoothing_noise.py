@@ -173,13 +173,8 @@ def test_shares_sum_to_one_and_a_tenth_is_even() -> None:
 @pytest.mark.parametrize("place", ["hidden", "input"])
 def test_vulnerable_shares_are_equation_nine(place: str) -> None:
     inner = network()
-    model = (
-        inner
-        if place == "hidden"
-        else RobustnessNoise(nn.Sequential(*list(inner)[1:], seeded(nn.Linear, 3, 3)), "input")
-    )
-    if place == "input":
-        model = RobustnessNoise(nn.Sequential(nn.Flatten(), seeded(nn.Linear, 16, 3)), "input")
+    on_image = RobustnessNoise(nn.Sequential(nn.Flatten(), seeded(nn.Linear, 16, 3)), "input")
+    model = inner if place == "hidden" else on_image
     first = first_layer(model, SHAPE, (0.1,), (0.4,))
     images, labels = torch.rand(5, *SHAPE, generator=torch_stream(1, "x")), torch.tensor([0, 1, 2, 0, 1])
     pixels = images.clone().requires_grad_()
@@ -194,9 +189,7 @@ def test_vulnerable_shares_are_equation_nine(place: str) -> None:
     ]
     wanted = shares_spread(torch.stack(slopes).double().mean(dim=0).abs(), 2.0)
     found = vulnerable_spread(first, images, labels, 2.0)
-    scale = (
-        1.0 if place == "hidden" else 1 / 0.4
-    )  # on the image shares are of pixels, noise is of what the network gets
+    scale = 1.0 if place == "hidden" else 1 / 0.4  # on the image shares are of pixels, noise of what the network gets
     assert torch.allclose(found, scale * wanted, rtol=1e-4)
 
 
