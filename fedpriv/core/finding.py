@@ -285,7 +285,7 @@ def read_picture(path: Path) -> Picture:
 
 
 def png(image: "Tensor") -> bytes:
-    """Return an image (C, H, W) on [0, 1] as PNG; channels that are no colours side by side, in rows, in grey."""
+    """Return an image (C, H, W) on [0, 1] as PNG; channels that are no colours are tiles, in grey."""
     from PIL import Image
 
     shown = image if len(image) in (1, 3) else _side_by_side(image)
@@ -296,9 +296,9 @@ def png(image: "Tensor") -> bytes:
 
 
 def _side_by_side(image: "Tensor") -> "Tensor":
-    """Channels (C, H, W) as tiles (1, rows * H, columns * W) of a grid, which is black where none is left."""
+    """Channels (C, H, W) as tiles (1, rows * H, columns * W), black where none is left; those of signals in rows."""
     channels, height, width = image.shape
-    columns = math.ceil(math.sqrt(channels))
+    columns = 1 if height == 1 else math.ceil(math.sqrt(channels))
     rows = -(-channels // columns)
     grid = image.new_zeros(rows * columns, height, width)
     grid[:channels] = image

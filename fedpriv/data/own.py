@@ -66,7 +66,9 @@ def split_rows(
         lacking = "training" if is_test.all() else "test"
         whose = f"{len(first)}" if owners is None or not count else f"each client's, at most {sizes.max()},"
         what = "examples" if people is None else "persons"
-        raise InputError(f"{where}: {key} = {share:g} of {whose} {what} leaves no {lacking} example")
+        most = int(sizes.max(initial=0))
+        hint = f"{(50 // most + 1) / 100:g} leaves one" if most > 1 and not is_test.any() else ""
+        raise InputError(f"{where}: {key} = {share:g} of {whose} {what} leaves no {lacking} example", hint=hint)
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
@@ -160,13 +162,15 @@ def with_people(arrays: Arrays, train: Sequence[str], test: Sequence[str], where
 def as_pixels(values: np.ndarray, what: str, channels: str | None = None) -> np.ndarray:
     """Return numbers as uint8 (N, H, W) or (N, H, W, C): floating point on [0, 1] and 16 bits are scaled.
 
-    Signals (N, T) become pictures of one row. ``channels`` are the first axis of an image or the last; unset: the shape
-    tells.
+    Signals (N, T) become pictures of one row; so do (N, C, T) and (N, T, C) where ``channels`` says that C is first or
+    last. Unset, (N, ., .) is a picture, and of one with channels the shape tells which axis they are.
     """
     import numpy as np
 
     if values.ndim == 2:
         values = values[:, None]
+    elif values.ndim == 3 and channels is not None:
+        values = np.expand_dims(values, 1 if channels == "last" else 2)
     if values.ndim == 4:
         is_last = channels_are_last(values.shape, channels)
         if is_last is None:
@@ -253,6 +257,8 @@ class ClientExamples:
     def shape(self, channels: str | None) -> tuple[int, ...]:
         """(C, H, W) of an image, whose ``channels`` are first or last."""
         shape = tuple(self.values.shape[1:])
+        if len(shape) == 2 and channels is not None:  # a signal
+            shape = (1, *shape) if channels == "last" else (shape[0], 1, shape[1])
         if len(shape) in (1, 2):
             return (1,) * (3 - len(shape)) + shape
         return shape if len(shape) != 3 or not channels_are_last((0, *shape), channels) else (shape[-1], *shape[:-1])

@@ -147,13 +147,22 @@ def test_class_names_say_how_many_classes_there_are(names: np.ndarray, tmp_path:
 def test_which_axis_has_the_channels(said: str | None, shape: tuple[int, ...], tmp_path: Path) -> None:
     """As the setting says; unset, the shorter axis, and a note says so."""
     np.savez(tmp_path / "own.npz", **(content := arrays((15, 16, 13))))
-    given = {"name": "npz", "path": str(tmp_path / "own.npz"), "channels": said}
-    data = load_dataset(DataConfig(**given), 0)
+    data = own(tmp_path / "own.npz", channels=said)
     axes = (0, 1, 2, 3) if said == "first" else (0, 3, 1, 2)
     assert data.shape == shape and np.array_equal(data.x_test, content["x_test"].transpose(axes))
     note = "The last axis of x_train, (20, 15, 16, 13), was taken as 13 channels: data.channels says otherwise."
     assert (note in data.notes) == (said is None)
     assert data.example == "an image of {} channels, {} x {} pixels".format(*shape)
+
+
+@pytest.mark.parametrize(("said", "shape"), [("first", (22, 1, 64)), ("last", (64, 1, 22)), (None, (1, 22, 64))])
+def test_signals_with_channels(said: str | None, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Channels of a signal are those of the network; whoever says which axis they are says that it is a signal."""
+    np.savez(tmp_path / "own.npz", **(content := arrays((22, 64))))
+    data = own(tmp_path / "own.npz", channels=said)
+    x = content["x_train"].swapaxes(1, 2) if said == "last" else content["x_train"]
+    assert data.shape == shape and np.array_equal(data.x_train.reshape(20, *x.shape[1:]), x)
+    assert data.kind == ("image" if said is None else "signal")
 
 
 @pytest.mark.parametrize("values", [[1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0], [0, 2, 5, 11]])

@@ -304,8 +304,8 @@ class DataConfig(Extensible):
     channels: Literal["first", "last"] | None = Field(
         None,
         exclude_if=absent,
-        description="own arrays: which axis of an image holds its channels, or a volume's slices; unset: the one of 1 "
-        "or 3, else the shorter",
+        description="own arrays: which axis of an image holds its channels, or a volume's slices; of (N, channels, T) "
+        "or (N, T, channels) it says that these are signals; unset: the axis of 1 or 3, else the shorter",
     )
     test_share: Annotated[Real, Field(gt=0, lt=1)] | None = Field(
         None,

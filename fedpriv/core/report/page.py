@@ -324,7 +324,10 @@ class _Uploads:
     @property
     def ssim_window(self) -> str:
         """Height and width of SSIM's window on this run's pictures, where it is not the usual one."""
-        windows = {ssim_window(each.height, each.width) for each in self._originals}
+        sizes = {(each.height, each.width) for each in self._originals}
+        if self.view.kind == "signal":  # whose channels may be in rows
+            sizes = {(1, width) if height <= width else (height, 1) for height, width in sizes}
+        windows = {ssim_window(*size) for size in sizes}
         return " and ".join(f"{height} × {width}" for height, width in windows - {(SSIM_WINDOW, SSIM_WINDOW)})
 
     @property

@@ -93,7 +93,7 @@ def _arrays(parts: Sequence[Any], place: Place) -> Arrays:
     if place.key and (place.key != _CLIENT or len(first) < 3):
         allowed = f"allowed: {_CLIENT!r}, the third part of the examples of a Dataset of torch"
         raise InputError(key="data.key", given=place.key, allowed=f"{allowed}; these have {len(first)}")
-    if hasattr(first[0], "detach") and place.channels is None:
+    if hasattr(first[0], "detach") and first[0].ndim == 3 and place.channels is None:
         place = replace(place, channels="first")  # as torch has them
     arrays = image_shares([list(_shares(part, place)) for part in parts], place)
     return arrays if len(first) > 2 else replace(arrays, keys=None)
