@@ -92,13 +92,13 @@ class Tap:
         if (around := seen_here()) is not None and around.for_tap:
             _LOG.error("fedpriv tap: it is given twice, and one of them writes nothing")
             return call_next(message, context)
-        heard = _heard(message, context)
+        heard, answers = _heard(message, context)
         if heard > self.settings.rounds:
             return call_next(message, context)
         about, sent = self._message(message, context, heard)
         later, shapes = waiting(), {name: tuple(value.shape) for name, value in sent.items()}
         with watching(shapes) as seen, hearing_noise() as noises:
-            write = partial(self._told, about, sent, seen, partial(self._others, noises, heard), context.run_id)
+            write = partial(self._told, about, sent, seen, partial(self._others, noises, answers), context.run_id)
             if later is not None:
                 later.append(write)
             reply = call_next(message, context)
@@ -295,8 +295,8 @@ class Tap:
         )
 
 
-def _heard(message: Message, context: Context) -> int:
-    """The how manieth message of its type this is for the client; Flower's context counts them."""
+def _heard(message: Message, context: Context) -> tuple[int, int]:
+    """The how manieth message of its type this is for the client, and of all to train; Flower's context counts them."""
     records, kind = context.state.config_records, type_of(message)
     if stage_of(message.content):
         kind = f"{kind}, {stage_of(message.content)}"
@@ -304,7 +304,8 @@ def _heard(message: Message, context: Context) -> int:
         records[_STATE] = ConfigRecord({})
     heard = int(str(records[_STATE].get(kind, 0))) + 1
     records[_STATE][kind] = heard
-    return heard
+    counts = records[_STATE].items()
+    return heard, sum(int(str(count)) for name, count in counts if name == kind or name.split(".")[0] == "train")
 
 
 def _reply_record(own: TapSettings, content: RecordDict, sent: str) -> str | None:

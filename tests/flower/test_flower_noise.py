@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Message, RecordDict
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
@@ -17,7 +18,7 @@ from fedpriv.flower import privatise, tap
 from fedpriv.flower.app_settings import read_settings
 from fedpriv.flower.attack import attack_tapped
 from fedpriv.flower.folder import read_exchanges
-from tests.flower.apps import client, context, question, settings
+from tests.flower.apps import client, context, question, record, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, USUAL, importable, observed, write_app
 from tests.flower.test_flower_audit import normal_delta
 from tests.flower.test_flower_privatise import Old, old_question
@@ -114,6 +115,20 @@ def test_the_mod_of_older_apps_is_recognised(tmp_path: Path, monkeypatch: pytest
     ClientApp(client_fn=lambda _: Old().to_client(), mods=mods)(old_question(), context())
     (exchange,) = read_exchanges(tmp_path / "tap-1")
     assert (exchange.noise, exchange.protected) == ("LocalDpMod", True)
+
+
+def test_answers_to_every_type_of_training_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are of the same data: the second one's line is about two releases."""
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    np.random.set_bit_generator(np.random.MT19937())  # other tests seed it
+    home, app = context(), ClientApp(mods=[tap(settings(tmp_path, KNOWN)), LocalDpMod(1.0, 1.0, 8.0, 1e-5)])
+    for number, action in enumerate(("body", "head"), 1):
+        moved = RecordDict({"arrays": record({"w": np.ones((4, 16), np.float32)})})
+        app.train(action)(lambda given, _, moved=moved: Message(moved, reply_to=given))
+        app(question({"w": np.zeros((4, 16), np.float32)}, f"train.{action}", number), home)
+    lines = [json.loads(path.read_text()) for path in sorted((tmp_path / "tap-1" / "ledger").iterdir())]
+    for answers, line in enumerate(lines, 1):
+        assert normal_delta(line["epsilon"], 2 / 0.60561 * answers**0.5) == pytest.approx(1e-5, rel=1e-2)
 
 
 TOLD = {
