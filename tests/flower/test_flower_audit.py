@@ -158,6 +158,13 @@ UNPROVEN = {
         "    def aggregate_train(self, *given):\n        return super().aggregate_train(*given)",
         "Own has aggregate_train of its own",
     ),
+    "replaced method": (
+        {},
+        FIXED.format("Server", "patched()"),
+        "def patched():\n    made = FedAvg(fraction_evaluate=0.0)\n    plain = made.aggregate_train\n"
+        "    made.aggregate_train = lambda *given: plain(*given)\n    return made",
+        "FedAvg does more than average",
+    ),
     "no noise": (
         {},
         FIXED.format("Server", AVERAGE).replace("multiplier=1.0", "multiplier=0.0"),

@@ -431,10 +431,10 @@ def _layer(strategy: Any) -> StrategyLayer:
     replaced = [
         name
         for name in (*_AGGREGATE, "_add_noise_to_aggregated_arrays")
-        if wraps and (getattr(kind, name, None) is not getattr(flowers, name, None))
+        if wraps and (name in vars(strategy) or getattr(kind, name, None) is not getattr(flowers, name, None))
     ]
     plain = FedAvg.aggregate_train if isinstance(strategy, Strategy) else LegacyFedAvg.aggregate_fit
-    averages = getattr(kind, "aggregate_train", None) is plain or getattr(kind, "aggregate_fit", None) is plain
+    averages = plain in (getattr(kind, name, None) for name in _AGGREGATE) and not {*_AGGREGATE} & {*vars(strategy)}
     weight = str(getattr(strategy, "weighted_by_key", ""))
     return StrategyLayer(kind.__name__, kind.__module__, settings, weight, wraps, averages, tuple(replaced))
 
