@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from fedpriv.attacks.commands import Audit, chosen_audit
 from fedpriv.core.cli.display import shown
 from fedpriv.core.cli.terminal import command_of, default_folder
 from fedpriv.core.config import Experiment, load_experiment, parse_override
+from fedpriv.core.config.file import leaves
 from fedpriv.core.errors import InputError, optional
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import attack_command, attack_run, resume_run, start_run
@@ -178,15 +179,8 @@ def run(file: str | Path, *, out: str | Path | None = None, quiet: bool = False,
 
 def _overrides(settings: Mapping[str, Any]) -> list[str]:
     """The settings as ``--set`` takes them."""
-    return [f"{key}={_written(key, value)}" for key, value in _leaves(settings)]
-
-
-def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
+    named = [(".".join(keys), value) for keys, value in leaves(settings)]
+    return [f"{key}={_written(key, value)}" for key, value in named]
 
 
 def _written(key: str, value: Any) -> str:

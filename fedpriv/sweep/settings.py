@@ -47,7 +47,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from typing_extensions import override as overriding
 
 from fedpriv.core.config import Experiment, override, read_toml, validated
-from fedpriv.core.config.file import FileKind
+from fedpriv.core.config.file import FileKind, leaves
 from fedpriv.core.errors import InputError
 from fedpriv.core.finding import findings
 from fedpriv.core.records import members_text
@@ -305,20 +305,12 @@ def _lists(lists: object, source: str) -> dict[str, tuple[Values, ...]]:
 
 def _values(tree: Mapping[str, Any], where: str) -> Values:
     """The values in nested tables with their keys; a quoted key with dots is as good as nested tables."""
-    leaves = _leaves(tree)
-    keys = [key for key, _ in leaves]
+    values = tuple(leaves(tree))
+    keys = [key for key, _ in values]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise InputError(f"{where} gives {'.'.join(twice)} twice")
-    return leaves
-
-
-def _leaves(tree: Mapping[str, Any], prefix: Key = ()) -> Values:
-    leaves: list[tuple[Key, Any]] = []
-    for key, value in tree.items():
-        keys = (*prefix, *key.split("."))
-        leaves += _leaves(value, keys) if isinstance(value, dict) else [(keys, value)]
-    return tuple(leaves)
+    return values
 
 
 # ---- trials ----------------------------------------------------------------------------------------------------------

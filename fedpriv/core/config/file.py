@@ -2,7 +2,7 @@
 
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar
@@ -137,6 +137,16 @@ def override(tree: dict[str, Any], values: Sequence[tuple[Sequence[str], Any]], 
                 raise InputError(f"{source}{'.'.join(keys)}: {key} is a value, not a section")
             node = child
         node[keys[-1]] = value
+
+
+def leaves(tree: Mapping[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values in nested tables, each behind the parts of its key; dots in a name divide it as tables do."""
+    for name, value in tree.items():
+        keys = (*before, *name.split("."))
+        if isinstance(value, Mapping):
+            yield from leaves(value, keys)
+        else:
+            yield keys, value
 
 
 def _give_way(choice: Choice[Any], section: dict[str, Any], given: Mapping[str, Any], source: str) -> None:

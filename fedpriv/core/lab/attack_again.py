@@ -23,7 +23,7 @@ from fedpriv.core.lab.preflight import attack_warnings
 from fedpriv.core.lab.summary import Ending
 from fedpriv.core.lab.victims import UploadTarget, chosen, read_target, targets
 from fedpriv.core.progress import Progress
-from fedpriv.core.records import Summary, kind_of, last_evaluated
+from fedpriv.core.records import Summary, kind_of
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World
@@ -245,7 +245,7 @@ def write_attacked(
     ending = Ending(
         experiment,
         earlier.status,
-        last_evaluated(folder.rounds()),
+        folder.rounds(),
         earlier.ledger,
         leakage,
         kind_of(leakage.scores),
@@ -253,7 +253,6 @@ def write_attacked(
         all_found(folder),
         is_next=earlier.data.task == "next",
         ledger=folder.ledger(),
-        rounds=folder.rounds(),
         partition=folder.partition(),
     )
     changes = {

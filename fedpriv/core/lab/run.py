@@ -220,7 +220,7 @@ class _Run:
         ending = Ending(
             experiment,
             status,
-            tested,
+            records,
             ledger.worst,
             leakage,
             world.dataset.kind,
@@ -229,7 +229,6 @@ class _Run:
             algorithm_of(experiment).about_accuracy(world, tested),
             is_next=world.dataset.is_next,
             ledger=ledger,
-            rounds=records,
             partition=folder.partition(),
         )
         summary = Summary(

@@ -35,6 +35,7 @@ from fedpriv.core.records import (
     Stop,
     best_rates,
     best_rows,
+    last_evaluated,
     member_ranges,
     members_text,
     named_members,
@@ -66,7 +67,7 @@ class Ending:
 
     experiment: Experiment
     status: str  # completed, failed or interrupted
-    last: RoundRecord | None  # the last round that was evaluated
+    rounds: Sequence[RoundRecord]  # all of them
     worst: Guarantee | None  # what is proven about the worst client
     leakage: Leakage
     kind: str  # of the examples: image, signal, row or sentence
@@ -75,7 +76,6 @@ class Ending:
     about_accuracy: Sequence[str] = ()  # sentences of the algorithm's own
     is_next: bool = False  # whether the next token is predicted
     ledger: Ledger | None = None  # what is proven about the guess of a target ceiling, and about persons
-    rounds: Sequence[RoundRecord] = ()  # all rounds, for who was left out of them
     partition: Partition | None = None
 
     @cached_property
@@ -97,7 +97,7 @@ class Ending:
 
 def verdict(ending: Ending) -> tuple[str, ...]:
     """Say in a few sentences what the run showed: leakage, utility, proven privacy, and which clients stopped."""
-    experiment, last = ending.experiment, ending.last
+    experiment, last = ending.experiment, last_evaluated(ending.rounds)
     finished = ending.status == COMPLETED
     sentences = _of_findings(ending.found, leads=True)
     if finished:

@@ -57,7 +57,7 @@ def sentences(
     experiment: Experiment, worst: Guarantee, scores: Sequence[Score], status: str = "completed", **leakage: Any
 ) -> tuple[str, ...]:
     found = Leakage(tuple(scores), **leakage)
-    return verdict(Ending(experiment, status, LAST, worst, found, kind_of(scores)))
+    return verdict(Ending(experiment, status, [LAST], worst, found, kind_of(scores)))
 
 
 def text(experiment: Experiment, scores: list[Score], status: str = "completed") -> str:
@@ -127,14 +127,14 @@ def test_clients_whose_answers_were_not_used_are_named_with_how_often_and_why() 
         replace(LAST, round=1, clients=(0, 1, 2, 5), failures=(Failure(1, never), Failure(2, never))),
         replace(LAST, round=2, clients=(1, 2, 5), failures=(Failure(1, never), Failure(2, never), Failure(5, late))),
     ]
-    ending = Ending(settings("none", attacks=[]), "completed", LAST, NONE, Leakage(), "image")
+    ending = Ending(settings("none", attacks=[]), "completed", [LAST], NONE, Leakage(), "image")
     said = verdict(replace(ending, rounds=rounds))
     assert said[-1] == f"Left out: clients 1-2 of 2 of 2 rounds ({never}); client 5 of 1 of 2 rounds ({late})."
     assert not [text for text in verdict(ending) if "Left out" in text]
 
 
 def test_an_accuracy_stands_beside_the_share_of_a_majority() -> None:
-    ending = Ending(settings("none", attacks=[]), "completed", LAST, NONE, Leakage(), "row")
+    ending = Ending(settings("none", attacks=[]), "completed", [LAST], NONE, Leakage(), "row")
     uneven = replace(ending, partition=Partition(("a", "b"), ((80, 10), (10, 0))))
     said = " ".join(verdict(uneven))
     assert "87.6% of the test data correctly; the most common class has 90.0% of the training examples." in said
