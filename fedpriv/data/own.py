@@ -72,6 +72,14 @@ def split_rows(
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)
 
 
+def refuse_share(place: Place) -> None:
+    """Refuse a share of test examples where the files have test data."""
+    if place.test_share is not None:
+        raise InputError(
+            key="data.test_share", given=place.test_share, allowed=f"{place.path} has test data of its own"
+        )
+
+
 def order_rows(
     owners: Sequence[str] | None, count: int, given: int, place: Place, people: Sequence[str] | None = None
 ) -> tuple[np.ndarray, int]:
@@ -79,10 +87,7 @@ def order_rows(
     import numpy as np
 
     if given:
-        if place.test_share is not None:
-            raise InputError(
-                key="data.test_share", given=place.test_share, allowed=f"{place.path} has test data of its own"
-            )
+        refuse_share(place)
         return np.arange(count), given
     train, test = split_rows(owners, count, place.test_share or TEST_SHARE, place.path, people=people)
     return np.concatenate([train, test]), len(test)

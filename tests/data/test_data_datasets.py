@@ -165,6 +165,20 @@ def test_signals_with_channels(said: str | None, shape: tuple[int, ...], tmp_pat
     assert data.kind == ("image" if said is None else "signal")
 
 
+def test_arrays_without_test_data(tmp_path: Path) -> None:
+    """A share of each client's examples is drawn, with their labels; where there are test data it is refused."""
+    x, client = np.arange(40, dtype=np.uint8)[:, None].repeat(64, 1).reshape(40, 8, 8), np.arange(40) // 10
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=np.arange(40) % 3, client=client)
+    data = own(tmp_path / "own.npz", test_share=0.3)
+    train, test = (part[:, 0, 0, 0].numpy() for part in (data.x_train, data.x_test))
+    assert sorted([*train, *test]) == list(range(40)) and np.bincount(test // 10).tolist() == [3] * 4
+    assert data.keys is not None
+    for rows, labels, owners in ((train, data.y_train, data.keys.train), (test, data.y_test, data.keys.test)):
+        assert labels.tolist() == (rows % 3).tolist() and owners.tolist() == (rows // 10).tolist()
+    np.savez(tmp_path / "own.npz", **arrays())
+    assert refusal(own, tmp_path / "own.npz", test_share=0.3).endswith("own.npz has test data of its own")
+
+
 @pytest.mark.parametrize("values", [[1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0], [0, 2, 5, 11]])
 def test_labels_with_gaps_are_the_classes(values: list[Any], tmp_path: Path) -> None:
     """Whole numbers that do not count from 0 are named, in order."""
@@ -188,7 +202,8 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
 
 WRONG = [
     ({"x_train": None}, "lacks x_train; expected x_train, y_train, x_test, y_test"),
-    ({"y_test": None, "x_test": None}, "lacks x_test, y_test"),
+    ({"y_test": None}, "lacks y_test"),
+    ({"y_test": None, "x_test": None, "client": np.zeros(3, int)}, "client has shape (3,); expected 20, as x_train"),
     ({"x_train": np.full((20, 8, 8, 3), 2, np.float32)}, "x_train is float32 from 2 to 2; expected 0 to 255 in whole"),
     ({"x_test": np.full((8, 8, 8, 3), np.nan)}, "x_test is float64 from nan to nan; expected"),
     ({"x_train": np.full((20, 8, 8, 3), -1)}, "in floating point; (x - low) / (high - low) fits"),

@@ -310,8 +310,8 @@ class DataConfig(Extensible):
     test_share: Annotated[Real, Field(gt=0, lt=1)] | None = Field(
         None,
         exclude_if=absent,
-        description="own pictures: share of each client's examples, or of all, that is the test set, drawn once for "
-        "all, where the files have no test set; unset: 0.2",
+        description="own pictures and arrays: share of each client's examples, or of all, that is the test set, drawn "
+        "once for all, where the files have no test set; unset: 0.2",
     )
     table: TableConfig | None = Field(
         None,

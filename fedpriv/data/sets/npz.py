@@ -12,7 +12,16 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, checked, named_classes, needed_memory
-from fedpriv.data.own import OwnFile, as_labels, as_pixels, channels_note, numbered_labels, with_people
+from fedpriv.data.own import (
+    OwnFile,
+    as_labels,
+    as_pixels,
+    channels_note,
+    numbered_labels,
+    order_rows,
+    refuse_share,
+    with_people,
+)
 from fedpriv.data.source import Place, home
 
 if TYPE_CHECKING:
@@ -25,11 +34,11 @@ _CLIENT = "client"  # whose each training example is; client_test of test exampl
 
 @DATASETS.register
 class OwnArrays(OwnFile):
-    """x_train, y_train, x_test, y_test and, if you like, class_names, client and client_test."""
+    """x_train, y_train and, if you like, x_test, y_test, class_names, client and client_test."""
 
     name = "npz"
     title = "own file"
-    reads = ("key", "owner", "channels")
+    reads = ("key", "owner", "channels", "test_share")
     key_hint = "an array client does, or the one that data.key names"
 
     @classmethod
@@ -40,20 +49,25 @@ class OwnArrays(OwnFile):
         headers = read_headers(path, (*IMAGE_ARRAYS, *_MEDMNIST.values(), *more))
         names = {name: name if name in headers else _MEDMNIST[name] for name in IMAGE_ARRAYS}
         missing = [name for name, found in names.items() if found not in headers]
-        if missing:
+        if missing and missing != [*IMAGE_ARRAYS[2:]]:
             raise InputError(
                 f"{path}: lacks {', '.join(missing)}; expected {', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
-                f"{', '.join(_MEDMNIST.values())}"
+                f"{', '.join(_MEDMNIST.values())}; without test data a share becomes that"
             )
+        if not missing:
+            refuse_share(place)
         for setting, given in (("data.key", place.key), ("data.owner", place.owner)):
             if given and (given not in headers or given in names.values()):
                 why = "is what is learnt from" if given in headers else "there is no such array"
                 raise InputError(where=str(path), key=setting, given=given, allowed=why)
         headers = {name: headers[name] for name in (*names.values(), *more) if name in headers}
         for name in (names["x_train"], names["x_test"]):
-            _check_pixels(headers[name], f"{path}: {name}")
+            if name in headers:
+                _check_pixels(headers[name], f"{path}: {name}")
         check_memory(path, sum(map(needed_memory, headers.values())), place.memory)
         members = read_arrays(path, headers)
+        if missing:
+            _draw_tests(path, members, names, key, place)
         x_train, x_test = (
             as_pixels(members.pop(names[name]), f"{path}: {name}", place.channels) for name in ("x_train", "x_test")
         )
@@ -82,6 +96,23 @@ def _check_pixels(header: Header, what: str) -> None:
             f"{what} has shape {header.shape}; expected (N, T), (N, H, W), (N, H, W, C) or (N, C, H, W); volumes have "
             "their slices in the place of channels"
         )
+
+
+def _draw_tests(path: Path, members: dict[str, np.ndarray], names: Mapping[str, str], key: str, place: Place) -> None:
+    """Make a share of the examples, of each client or of all, test examples."""
+    x, owner = members[names["x_train"]], place.owner
+    for name, values in members.items():
+        if name != "class_names" and values.shape[:1] != x.shape[:1]:
+            raise InputError(f"{path}: {name} has shape {values.shape}; expected {len(x)}, as {names['x_train']}")
+    keys, people = (_keys(path, name, members, len(x), 0) for name in (key, owner))
+    owners = None if keys is None else [keys.names[number] for number in keys.train]
+    persons = None if people is None or owner == key else [people.names[number] for number in people.train]
+    order, tests = order_rows(owners, len(x), 0, place, persons)
+    pairs = [(names["x_train"], names["x_test"]), (names["y_train"], names["y_test"])]
+    for train, test in [*pairs, *((name, f"{name}_test") for name in {key, owner})]:
+        if train in members:
+            values = members[train][order]
+            members |= {train: values[:-tests], test: values[-tests:]}
 
 
 def _keys(path: Path, key: str, members: Mapping[str, np.ndarray], train: int, test: int) -> Keys | None:
