@@ -9,6 +9,10 @@ Two kinds, each with what it needs to hold:
 
 Candidates of one run whose membership was not drawn by coins satisfy neither: then the result is an estimate, not a
 bound, and must be called that.
+
+Every bound takes scores (N,), finite or infinite, higher where a trial or canary looks included; inside (N,), whether
+it was; delta, from 0 to below 1, and for Gaussian mechanisms above 0; and a confidence between 0 and 1. Numbers out of
+range, shapes that differ and a NaN among the scores raise ``InputError``.
 """
 
 import math
@@ -63,14 +67,7 @@ def trials_epsilon(scores: Floats, inside: Bools, delta: float, confidence: floa
     the others. A private mechanism has P(S) <= exp(epsilon) Q(S) + delta. Limits on P(S) and on Q(S), which fail with
     probability (1 - confidence) / 2 each, thus give epsilon >= log((P(S) - delta) / Q(S)).
 
-    Args:
-        scores: (N,), higher where the example looks included; finite or infinite, not NaN.
-        inside: (N,), whether it was. Trials of one kind are independent, in an order that does not depend on scores.
-        delta: from 0 to below 1.
-        confidence: between 0 and 1.
-
-    Raises:
-        InputError: fewer than two trials with or without the example, shapes that differ, or a number out of range.
+    Trials of one kind are independent, in an order that does not depend on scores; of each at least two are needed.
     """
     chosen, counted = _halves(scores, inside, delta, confidence)
     threshold, sign = _surest(*chosen, delta, confidence)
@@ -84,15 +81,6 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
     Its error rates satisfy mu >= Phi^-1(1 - FPR) - Phi^-1(FNR) (Dong, Roth and Su 2022, Definition 4). Limits of the
     rates give mu, and mu gives epsilon at delta by their Corollary 1 (Nasr et al. 2023, Section 4). Tight for the
     Gaussian mechanism; not a bound for a mechanism of another kind.
-
-    Args:
-        scores: (N,), as for :func:`trials_epsilon`.
-        inside: (N,), whether the example was included.
-        delta: above 0 and below 1.
-        confidence: between 0 and 1.
-
-    Raises:
-        InputError: as for :func:`trials_epsilon`.
     """
     _need_delta(delta)
     chosen, counted = _halves(scores, inside, delta, confidence)
@@ -139,15 +127,8 @@ def canary_epsilon(scores: Floats, inside: Bools, guesses: int, delta: float, co
     The r / 2 canaries with the highest scores are guessed in, the r / 2 with the lowest out; the others are not
     guessed. Fix the number of guesses before you see the scores.
 
-    Args:
-        scores: (m,), higher where the canary looks included.
-        inside: (m,), whether it was, by a fair coin for each canary.
-        guesses: r, even, from 2 to m.
-        delta: from 0 to below 1, under the adjacency that adds or removes one canary.
-        confidence: between 0 and 1.
-
-    Raises:
-        InputError: a number is out of range, or the shapes differ.
+    Canaries are put in or left out by a fair coin each, under the adjacency that adds or removes one of them. The
+    number of guesses is even, from 2 to theirs.
     """
     right = _right_guesses(scores, inside, guesses, delta, confidence)
 
@@ -200,16 +181,8 @@ def canary_gaussian_epsilon(
     normal noise without sampling, and is not a bound for a mechanism of another kind. Choose between the bounds before
     you see the scores.
 
-    Args:
-        scores: (m,), as for :func:`canary_epsilon`; where uploads are observed, the sum over rounds of their products
-            with the canary's gradient.
-        inside: (m,), whether the canary was included, by a fair coin for each.
-        guesses: r, even, from 2 to m; about m / 10 is a good choice.
-        delta: above 0 and below 1.
-        confidence: between 0 and 1.
-
-    Raises:
-        InputError: a number is out of range, or the shapes differ.
+    About a tenth of the canaries is a good number of guesses. Where uploads are observed, a score is the sum over
+    rounds of their products with the canary's gradient.
     """
     _need_delta(delta)
     right = _right_guesses(scores, inside, guesses, delta, confidence)
@@ -234,15 +207,7 @@ def independent_canary_epsilon(
     Then guesses by a fixed threshold are right independently of each other, with a probability of at most Phi(mu / 2),
     and its Clopper-Pearson limit gives mu. Not a bound where canaries affect each other's scores.
 
-    Args:
-        scores: (m,), as for :func:`canary_epsilon`.
-        inside: (m,), whether the canary was included, by a fair coin for each.
-        threshold: canaries with higher scores are guessed in; fix it before you see the scores.
-        delta: above 0 and below 1.
-        confidence: between 0 and 1.
-
-    Raises:
-        InputError: a number is out of range, or the shapes differ.
+    Canaries with scores above the threshold are guessed in; fix it before you see the scores.
     """
     _check(scores, inside, delta, confidence)
     _need_delta(delta)

@@ -30,7 +30,7 @@ from fedpriv.attacks.simulation import Sent, SimulationCheck
 from fedpriv.core import errors
 from fedpriv.core.errors import InputError
 from fedpriv.core.optimizers import make_optimizer
-from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
+from fedpriv.core.randomness import fixed_normal, generator_states, seeded_generators, torch_stream
 from fedpriv.core.registry import ATTACKS, suggestion
 from fedpriv.core.settings import wrong_value
 from fedpriv.core.world import trained_parameters
@@ -374,8 +374,7 @@ class TriedLoss:
 
 def try_loss(loss: Criterion, classes: int, like: Tensor) -> TriedLoss:
     """Try a loss on random logits like these: it must take probabilities and be the mean or the sum over examples."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(max(TRIED, classes), classes, generator=generator).to(like)
+    logits = fixed_normal(0, max(TRIED, classes), classes).to(like)
     numbers = torch.arange(len(logits), device=like.device) % classes
     probabilities = F.one_hot(numbers, classes).to(like)
     try:

@@ -22,7 +22,7 @@ from fedpriv.attacks.reconstruction.posterior import Whitening, flat, misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
-from fedpriv.core.randomness import Secret
+from fedpriv.core.randomness import Secret, fixed_normal
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.gradients.operator import total, wide
 
@@ -253,9 +253,7 @@ def _public_images(scene: Scene) -> Tensor:
     if scene.public_images is not None and len(scene.public_images) >= PUBLIC:
         step = len(scene.public_images) // PUBLIC
         return (scene.public_images[::step][:PUBLIC].to(scene.mean) - scene.mean) / scene.std
-    generator = torch.Generator().manual_seed(SEED)
-    drawn = torch.randn(PUBLIC, *scene.shape, generator=generator).to(scene.mean)
-    return Whitening(scene.prior, scene.shape).images(drawn)
+    return Whitening(scene.prior, scene.shape).images(fixed_normal(SEED, PUBLIC, *scene.shape).to(scene.mean))
 
 
 def _public_labels(scene: Scene, victim: Victim, count: int) -> Tensor:

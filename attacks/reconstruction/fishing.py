@@ -69,6 +69,7 @@ from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.settings import Recipe
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.core.numbers import several
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Vector
 
 SILENT = 20.0  # the bias of the silent class: all others have probabilities below 2e-8 together
@@ -150,7 +151,7 @@ def _target_row(network: Network, parameters: Vector, layer: str, images: Tensor
     """Weights, random or all the same, whose logits of public images are small next to the silent class's."""
     with torch.no_grad():
         features = features_of(network.model, parameters, layer, images)
-    row = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(KERNELS)).to(features)
+    row = fixed_normal(KERNELS, features.shape[1]).to(features)
     row = torch.ones_like(row) if even else row
     return row * LARGEST / (features @ row).abs().max().clamp(min=1e-30)
 

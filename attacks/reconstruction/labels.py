@@ -24,6 +24,7 @@ from fedpriv.attacks.reconstruction.upload_model import (
     local_optimizer,
     unrolled_update,
 )
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Vector
 
 # Labels of local training by trials: the training itself, on random images with candidates for the labels.
@@ -449,7 +450,7 @@ def read_labels(scene: Scene, rows: Sequence[Victim]) -> list[Tensor | None]:
         return [victim.labels for victim in rows]
     distinct = {id(victim): victim for victim in rows}
     pooled = [_pooled(victim, layer) for victim in distinct.values()]
-    inferred = infer_labels(scene.network, pooled, layer, scene.shape, scene.classes)
+    inferred = [infer_labels(scene.network, victim, layer, scene.shape, scene.classes) for victim in pooled]
     labels = dict(zip(distinct, inferred, strict=True))
     return [labels[id(victim)] if victim.labels is None else victim.labels for victim in rows]
 
@@ -465,21 +466,15 @@ def _pooled(victim: Victim, layer: OutputLayer) -> Victim:
 
 
 def infer_labels(
-    network: Network, victims: Sequence[Victim], layer: OutputLayer, shape: tuple[int, int, int], classes: int
-) -> list[Tensor | None]:
-    """Guess the labels (B,) behind each upload, ascending or in local steps' order; ``None``: its scale is unknown.
+    network: Network, victim: Victim, layer: OutputLayer, shape: tuple[int, int, int], classes: int
+) -> Tensor | None:
+    """Guess the labels (B,) behind an upload, ascending or in local steps' order; ``None``: its scale is unknown.
 
     One example (iDLG, Zhao et al. 2020): the most negative entry of ``softmax - label``. Several: the labels whose
     gradients, at random images and through the mechanism, add up best (:func:`match_labels`). Several local steps, or
     Adam: the labels with which training on random images comes closest, searched for on the logits first, up to
     SEARCHED.
     """
-    return [_infer(network, victim, layer, shape, classes) for victim in victims]
-
-
-def _infer(
-    network: Network, victim: Victim, layer: OutputLayer, shape: tuple[int, int, int], classes: int
-) -> Tensor | None:
     heard = victim.gradient[layer.name]
     if victim.model.examples == 1:
         return _output_gradient(heard, layer).argmin().reshape(1)
@@ -489,8 +484,7 @@ def _infer(
     labels = match_labels(heard.flatten(), signatures, victim.model.examples)
     if victim.model.training is None or victim.model.examples > SEARCHED:
         return labels
-    generator = torch.Generator().manual_seed(PROBE)
-    images = torch.randn(TRIED, victim.model.examples, *shape, generator=generator).to(heard)
+    images = fixed_normal(PROBE, TRIED, victim.model.examples, *shape).to(heard)
     candidates = labels[None]
     if not network.needs_batches:
         kept = LogitSearch(network, victim, layer.name, images, classes).search(labels)[:CANDIDATES]
@@ -511,8 +505,7 @@ def _output_gradient(heard: Tensor, layer: OutputLayer) -> Tensor:
 
 def _random(victim: Victim, layer: OutputLayer, shape: tuple[int, int, int]) -> Tensor:
     """Images (SAMPLES, C, H, W)."""
-    generator = torch.Generator().manual_seed(PROBE)
-    return torch.randn(SAMPLES, *shape, generator=generator).to(victim.gradient[layer.name])
+    return fixed_normal(PROBE, SAMPLES, *shape).to(victim.gradient[layer.name])
 
 
 def label_signatures(network: Network, victim: Victim, layer: OutputLayer, images: Tensor, classes: int) -> Tensor:

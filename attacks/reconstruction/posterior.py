@@ -32,6 +32,7 @@ from fedpriv.attacks.reconstruction.priors import GaussianPrior, stretched
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import ENDED, Report, Scene, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim, by_victim
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Vector, flattened
 from fedpriv.gradients.operator import wide_type
 
@@ -203,8 +204,7 @@ def likely_labels(scene: Scene, victim: Victim, labels: Sequence[Tensor]) -> lis
 
 def _losses(scene: Scene, victim: Victim, labels: Tensor) -> Tensor:
     """Minus the log-likelihood (labels, draws) of the upload with each label at each of the drawn images."""
-    generator = torch.Generator().manual_seed(SEED)
-    coordinates = torch.randn(LABEL_DRAWS, 1, *scene.shape, generator=generator).to(scene.mean)
+    coordinates = fixed_normal(SEED, LABEL_DRAWS, 1, *scene.shape).to(scene.mean)
     coordinates[0] = 0
     images = Whitening(scene.prior, scene.shape).images(coordinates).repeat(len(labels), 1, 1, 1, 1)
     rows, given = [victim] * len(images), labels.repeat_interleave(LABEL_DRAWS, dim=0)
@@ -675,8 +675,7 @@ def _speaks_for_itself(scene: Scene, victim: Victim) -> bool:
     """Whether contrast can be read from the first layer, behind kinks: on one scale, or in small blocks."""
     if victim.model.examples > 1 or not (victim.one_scale or victim.in_small_blocks):
         return False
-    generator = torch.Generator().manual_seed(PROBE)
-    images = torch.randn(PROBED, *scene.shape, generator=generator).to(scene.mean)
+    images = fixed_normal(PROBE, PROBED, *scene.shape).to(scene.mean)
     with torch.no_grad():
         plain = scene.network.logits(victim.parameters, images)
         with SmoothKinks(SMOOTH):

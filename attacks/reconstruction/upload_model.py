@@ -29,6 +29,7 @@ from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.core.errors import reason_of
 from fedpriv.core.federated import upload_sign
 from fedpriv.core.optimizers import ADAM_BETAS, ADAM_EPSILON, momentum_weights
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import Block, Vector
 from fedpriv.gradients.calls import copied, coupled_layers
@@ -537,8 +538,7 @@ def _about_gradient(model: nn.Module, settings: PublicSettings, loss: Loss) -> l
     trained = dict(model.named_parameters())
     parameters = {name: trained[name].detach() for name in network.names}
     reference = next(iter(parameters.values()))
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, 2, *settings.shape, generator=generator).to(reference).requires_grad_()
+    images = fixed_normal(0, 1, 2, *settings.shape).to(reference).requires_grad_()
     labels = F.one_hot(torch.arange(2) % settings.classes, settings.classes).to(reference)[None]
     try:
         gradients = plain_gradients(network.loss, parameters, images[0], labels[0])

@@ -297,7 +297,7 @@ def read_text_labels(scene: TextScene, victim: Victim, soft: Network) -> Tensor:
     if layer is None or (examples > 1 and victim.model.protects_updates):
         return nothing
     if examples == 1:
-        (labels,) = infer_labels(soft, [victim], layer, shape, scene.classes)
+        labels = infer_labels(soft, victim, layer, shape, scene.classes)
         return nothing if labels is None else labels
     texts = F.one_hot(_texts(scene), scene.format.vocabulary).to(next(iter(victim.parameters.values())))[:, None]
     signatures = label_signatures(soft, victim, layer, texts, scene.classes)

@@ -46,6 +46,11 @@ def torch_stream(seed: int, purpose: str, *indices: int, device: str | torch.dev
     return torch.Generator(device=device).manual_seed(int(state[0]))
 
 
+def fixed_normal(seed: int, *size: int) -> Tensor:
+    """Return standard normal numbers in float32 that a seed decides, such as images on which a network is tried."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
 @dataclass(frozen=True)
 class Secret:
     """256 secret bits: a run's, or a client's own."""

@@ -130,7 +130,7 @@ def test_labels_of_local_training_on_other_draws(cifar: Dataset, batch: int, rat
         victims = prepare_victims(heard, network.names, network.device)
         layer = find_output_layer(network, victims[0].parameters, cifar.shape, cifar.classes)
         assert layer is not None
-        found = infer_labels(network, victims, layer, cifar.shape, cifar.classes)
+        found = [infer_labels(network, victim, layer, cifar.shape, cifar.classes) for victim in victims]
         for rows, labels in zip(draws, found, strict=True):
             assert labels is not None
             truth = cifar.y_test[rows].tolist()

@@ -60,7 +60,7 @@ def inferred(model: nn.Module, heard: list) -> list[Tensor | None]:
     victims = prepare_victims(heard, network.names, network.device)
     layer = find_output_layer(network, victims[0].parameters, SHAPE, 10)
     assert layer is not None
-    return infer_labels(network, victims, layer, SHAPE, 10)
+    return [infer_labels(network, victim, layer, SHAPE, 10) for victim in victims]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -288,7 +288,7 @@ def test_labels_of_several_steps_are_inferred(optimizer: str, least: float) -> N
     victims = prepare_victims(observations, network.names, CPU)
     layer = find_output_layer(network, victims[0].parameters, (1, 8, 8), 10)
     assert layer is not None
-    found = infer_labels(network, victims, layer, (1, 8, 8), 10)
+    found = [infer_labels(network, victim, layer, (1, 8, 8), 10) for victim in victims]
     right = 0
     for guess, true in zip(found, truth, strict=True):
         assert guess is not None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Block, Vector, flattened
 from fedpriv.gradients.operator import total
 
@@ -178,10 +179,8 @@ def _multiply(matrix: Tensor, inputs: Tensor, errors: Tensor) -> tuple[Tensor, T
 
 def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return (out, r) and (in, r) whose product is the matrix up to rounding, or ``None`` (Halko et al. 2011, 4.1)."""
-    generator = torch.Generator().manual_seed(0)
     precise = matrix if matrix.device.type == "mps" else matrix.double()
-    probes = torch.randn(matrix.shape[1], RANK + 2, generator=generator).to(precise)
-    sample = precise @ probes
+    sample = precise @ fixed_normal(0, matrix.shape[1], RANK + 2).to(precise)
     if not bool(torch.isfinite(sample).all()):
         return None
     basis, values, _ = torch.linalg.svd(sample, full_matrices=False)

@@ -21,6 +21,7 @@ from fedpriv.attacks.reconstruction.priors import GaussianPrior
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Vector
 from fedpriv.gradients.operator import wide_type
 
@@ -720,8 +721,7 @@ def _switches(scene: Scene, victim: Victim, layer: InputLayer) -> bool:
     """Whether an example's error is zero at a unit exactly where the unit's output is not positive."""
     if layer.bias is None:
         return False
-    generator = torch.Generator().manual_seed(PROBE)
-    images = torch.randn(1, PROBED, *scene.shape, generator=generator).to(scene.mean)
+    images = fixed_normal(PROBE, 1, PROBED, *scene.shape).to(scene.mean)
     labels = (torch.arange(PROBED, device=images.device) % scene.classes)[None]
     errors = first_layer_errors(scene, victim, layer.bias, images, labels)[0].cpu()
     outputs = _public_layer(replace(victim, more=()), layer).outputs(images[0].flatten(1).double().cpu())

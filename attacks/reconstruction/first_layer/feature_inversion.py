@@ -20,6 +20,7 @@ from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.reconstruction.variables import coordinates_of
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied, until_the_end
 
@@ -154,7 +155,7 @@ class FeatureReader:
     @cached_property
     def is_linear(self) -> bool:
         """Whether features change in proportion to an image: not with max pooling or curves, layers or functions."""
-        step = 0.1 * torch.randn(self.scene.shape, generator=torch.Generator().manual_seed(KERNELS)).to(self.middle)
+        step = 0.1 * fixed_normal(KERNELS, *self.scene.shape).to(self.middle)
         with torch.no_grad():
             up, here, down = self(torch.stack([self.middle + step, self.middle, self.middle - step]))
         return float((up + down - 2 * here).norm()) < STRAIGHT * float((up - here).norm())
@@ -232,8 +233,7 @@ class FeatureReader:
                 (gradients,) = torch.autograd.grad(values.sum(), leaf)
             return values.detach() / wanted.shape[1], gradients / wanted.shape[1]
 
-        generator = torch.Generator().manual_seed(KERNELS)
-        random = torch.randn(count, self.scene.pixels, generator=generator).to(wanted)
+        random = fixed_normal(KERNELS, count, self.scene.pixels).to(wanted)
         starts = torch.cat([torch.zeros_like(random), random]) if twice else torch.zeros_like(random)
         target = 4 * noise.repeat(2)[: len(starts)] if ends else None
         ended = minimise(evaluate, starts, iterations, target=target)

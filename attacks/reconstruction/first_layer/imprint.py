@@ -43,6 +43,7 @@ from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.attacks.threat import ThreatModel
+from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
 
@@ -106,8 +107,7 @@ def find_imprint_layers(model: nn.Module, shape: tuple[int, int, int]) -> Imprin
     """Find the Linear layer that is given the image (C, H, W), or what convolutions make of it, and the next one."""
     network = copied(model).eval()
     parameter = next(network.parameters())
-    generator = torch.Generator().manual_seed(PROBE)
-    images = torch.randn(3, *shape, generator=generator).to(parameter)
+    images = fixed_normal(PROBE, 3, *shape).to(parameter)
     calls = _listen(network)
     with torch.no_grad():
         network(images)
@@ -196,8 +196,7 @@ def cut_points(measured: Tensor, bins: int, rows: int) -> Tensor:
 
 def _column(features: int, measured: Tensor) -> Tensor:
     """The second layer's column: random signs, so that neither a ReLU nor the softmax hides an image."""
-    generator = torch.Generator().manual_seed(COLUMN)
-    signs = torch.randn(features, generator=generator).to(measured)
+    signs = fixed_normal(COLUMN, features).to(measured)
     return signs / (measured.max() - measured.min()).clamp(min=1e-6 * SMALL)
 
 
