@@ -1,6 +1,5 @@
 """The dense operator: holds every per-example gradient, B x K numbers, for any kind of layer."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -49,7 +48,6 @@ class FactoredGradients(GradientOperator):
         super().__init__(examples, shapes, dtype, device, routes, chunk_bytes)
         self._held: dict[Block, Groups] = {self.names(): groups}
         self._magnitudes: dict[Block, Tensor] = {}
-        self._limits: dict[Block, tuple[float, float]] = {}
 
     def factor(self, name: str) -> Factor:
         """Return what is held of a parameter."""
@@ -153,28 +151,6 @@ class FactoredGradients(GradientOperator):
         if not sums:
             return torch.zeros(self.examples, dtype=self.dtype, device=self.device)
         return lengths(torch.stack([factor.rounding * factor.magnitudes() for factor in sums], dim=1))
-
-    @override
-    def limits(self, block: Block | None = None) -> tuple[float, float]:
-        names = self.names(block)
-        if names not in self._limits:
-            self._limits[names] = self._limits_of(block) if self.examples else (0.0, 0.0)
-        return self._limits[names]
-
-    def _limits_of(self, block: Block | None) -> tuple[float, float]:
-        known, bounded = [], []
-        for factor in self._groups(block).values():
-            if bounds := factor.bounds():
-                # Those of several parameters are of several numbers.
-                each = [(bound,) for bound in bounds] if isinstance(factor, Rows) else [bounds]
-                bounded += [(factor.rounding, own) for own in each]
-            else:
-                known.append(factor.magnitudes())
-        largest = torch.stack(known).amax(dim=1).tolist() if known else []
-        found = iter(Sizes.most([bound for _, bounds in bounded for bound in bounds]))
-        most = [(rounding, sum(next(found) for _ in bounds)) for rounding, bounds in bounded]
-        rounded = math.hypot(*(rounding * size for rounding, size in most))
-        return math.hypot(*largest, *(size for _, size in most)), rounded
 
     @override
     def masked(self, keep: Tensor) -> "FactoredGradients":

@@ -20,7 +20,6 @@ from fedpriv.gradients.numerics import (
     lengths,
     lengths_of,
     lost,
-    most_of,
     of_products,
     of_sums,
     row_norms,
@@ -221,18 +220,6 @@ class Sizes:
         part = Sizes(self._scale, *(side[start:stop] for side in self._sides))
         part._value = None if self._value is None else self._value[start:stop]
         return part
-
-    @staticmethod
-    def most(bounds: "Sequence[Sizes]") -> list[float]:
-        """Return for each bound what no example's exceeds, from norms of tensors; NaN or infinite if a number is."""
-        known = [bound._value for bound in bounds if bound._value is not None]
-        largest = iter(torch.stack(known).amax(dim=1).tolist() if known else ())
-        open_ = [bound for bound in bounds if bound._value is None]
-        places, sides = _placed(open_)
-        norms = dict(zip(sides, most_of(list(sides.values())), strict=True))
-        pairs = zip(open_, places, strict=True)
-        products = iter([math.prod([norms[one] for one in own], start=bound._scale) for bound, own in pairs])
-        return [next(products if bound._value is None else largest) for bound in bounds]
 
     @staticmethod
     def compute(bounds: "Iterable[Sizes]") -> None:

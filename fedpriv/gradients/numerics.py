@@ -59,19 +59,6 @@ def lengths_of(sides: Sequence[Tensor]) -> Tensor:
     return torch.stack([without_extremes(lengths(row)) for row in rows])
 
 
-def most_of(sides: Sequence[Tensor]) -> list[float]:
-    """Return for each tensor a number that its Euclidean norm does not exceed; NaN or infinite if a number is.
-
-    One sum of n numbers may lose n roundings; numbers whose squares are 0 are made up for by the least.
-    """
-    if not sides:
-        return []
-    dtype = sides[0].dtype
-    least, roundings = math.sqrt(lost(dtype)), torch.finfo(dtype).eps
-    norms = torch.stack(torch._foreach_norm(list(sides))).tolist()
-    return [(norm + least) * (1 + side.numel() * roundings) for norm, side in zip(norms, sides, strict=True)]
-
-
 def scaled_norms(rows: Tensor) -> Tensor:
     """Return the Euclidean norms (...) of rows (..., n), n at least 1, divided by their largest numbers first."""
     largest: Tensor = torch.linalg.vector_norm(rows, ord=math.inf, dim=-1)

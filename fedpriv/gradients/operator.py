@@ -147,11 +147,6 @@ class GradientOperator(ABC):
         cancel. Norms above a thousand times this are right to a thousandth (``ACCURACY`` in ``numerics``).
         """
 
-    def limits(self, block: Block | None = None) -> tuple[float, float]:
-        """Return what no magnitude and what no rounding exceeds, sooner than these; NaN or infinite if a number is."""
-        largest = [values.max() for values in (self.magnitudes(block), self.roundings(block)) if values.numel()]
-        return (float(largest[0]), float(largest[1])) if largest else (0.0, 0.0)
-
     @abstractmethod
     def masked(self, keep: Tensor) -> "GradientOperator":
         """Return the gradients with zeros in place of all but those to keep, (B,) on their device.

@@ -155,10 +155,6 @@ class StackedGradients(GradientOperator):
         return self._cut(self.flat.roundings(block))
 
     @override
-    def limits(self, block: Block | None = None) -> tuple[float, float]:
-        return self.flat.limits(block)
-
-    @override
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
         return self.flat.combine_each(weights, block)
 

@@ -234,9 +234,6 @@ def draw_small(kappa: float, dimension: int, rank: int, shape: tuple[int, int], 
 # sum is the batch's. Groups of one size are worked on together, each tensor having a first axis of G.
 
 
-# Below this it may be that all of a batch is zero.
-TINY = 1e-6
-
 # Smallest eigenvalue of the directions' inner products from which on their rounding in float32 does not matter: it
 # tilts the basis by about 1e-6 over this.
 CLEARLY_INDEPENDENT = 1e-2
@@ -315,7 +312,7 @@ def draw_sum(gradients: GradientOperator, block: Block | None, draws: Draws, pad
     their device, the small work is in float64 on the CPU.
     """
     count, dimension = gradients.examples + padding, gradients.dimension(block)
-    if count > 1 and gradients.limits(block)[0] < TINY and not gradients.magnitudes(block).any():
+    if count > 1 and not gradients.magnitudes(block).any():
         numbers = standard_normal(dimension, draws.noise, gradients.dtype, gradients.device)
         length = draw_uniform_length(dimension, count, draws.rng)
         return gradients.vector(numbers.mul_(draws.scale * length / float(row_norms(numbers[None]))), block)
@@ -441,22 +438,15 @@ def directions_of(
 def _scales(gradients: GradientOperator, lengths: Tensor, block: Block | None, margin: float = 1) -> Tensor:
     """What scales gradients of some lengths (G, b) to 1, and 0 where they have no direction.
 
-    They have one if they are ``margin`` times longer than they need be. Bounds of all examples come before their own.
+    They have one if they are ``margin`` times longer than they need be.
     """
-    magnitude, rounding = gradients.limits(block)
-    shortest = max(LOST * roundoff(gradients.dtype) * magnitude, rounding / ACCURACY, lost(gradients.dtype))
-    if lengths.numel() and within(lengths, margin * max(shortest, SMALLEST_SIDE), math.inf):
-        return 1 / lengths
     return torch.where(lengths > margin * _shortest(gradients, block).view(lengths.shape), 1 / lengths, 0.0)
 
 
 def _blur(gradients: GradientOperator, scales: Tensor, block: Block | None) -> float:
-    """What rounding may add to a direction; a bound of all comes first."""
+    """What rounding may add to a direction."""
     if not scales.numel():
         return 0.0
-    most = gradients.limits(block)[1] * float(scales.max())
-    if most < torch.finfo(gradients.dtype).eps:
-        return most
     return float((gradients.roundings(block).cpu().double().view(scales.shape) * scales).amax())
 
 
