@@ -94,9 +94,11 @@ def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
             raise AttackRefused("no row of the table of tokens stands out: noise hides which were looked up")
         return Lookup(tokens, None, None)
     length = _length(positions, noise)
-    shares = _of_one(table, positions[:length], noise) if victim.model.examples == 1 else None
-    if shares is None:
-        shares = _of_several(table, tokens, positions[:length], noise)
+    placed = positions[:length]
+    if victim.model.examples == 1:
+        shares = _solved(placed, placed @ table.mT, noise)  # 1 where a place has a row as a part, else 0
+    else:
+        shares = _of_several(table, tokens, placed, noise)
     return Lookup(tokens, length, torch.where(allowed, shares, 0.0))
 
 
@@ -152,11 +154,6 @@ def _length(positions: Tensor, noise: float) -> int | None:
     bound = max(noise * (width + ABOVE * math.sqrt(2 * width)), LEAST * float(energy.max()))
     above = torch.nonzero(energy > bound).flatten()
     return max(2, int(above[-1]) + 1) if len(above) else None
-
-
-def _of_one(table: Tensor, positions: Tensor, noise: float) -> Tensor:
-    """Of each place of one sentence which row has it as a part, (length, V): 1 where it has, else 0."""
-    return _solved(positions, positions @ table.mT, noise)
 
 
 def _of_several(table: Tensor, tokens: Tensor, positions: Tensor, noise: float) -> Tensor:

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import override
 
 from fedpriv.attacks.reconstruction.dummy_gradients.factors import Targets
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
@@ -251,23 +250,11 @@ HELD = 10  # each so manyth text is held out; training ends where they no longer
 EVEN = 0.05  # of the chances are the same for all tokens: a small model is too sure of what it never saw
 
 
-class _Even(nn.Module):
-    """Of all tokens one is as usual as the other."""
-
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__()
-        self._vocabulary = vocabulary
-
-    @override
-    def forward(self, tokens: Tensor) -> Tensor:
-        return torch.zeros(*tokens.shape, self._vocabulary, device=tokens.device)
-
-
 class Language:
     """A language model over the tokens of an experiment, from (N, T) to logits of the next token, (N, T, V)."""
 
-    def __init__(self, network: nn.Module, title: str) -> None:
-        self._network = network.eval()
+    def __init__(self, network: Callable[[Tensor], Tensor], title: str) -> None:
+        self._network = network
         self.title = title
 
     @staticmethod
@@ -279,10 +266,13 @@ class Language:
                 raise AttackRefused(
                     f"{file} knows {network.vocabulary} tokens, these texts have {scene.format.vocabulary}"
                 )
-            return Language(network, f"prior: the Llama of {Path(file).name}")
+            return Language(network.eval(), f"prior: the Llama of {Path(file).name}")
         if scene.public is None or len(scene.public) < HELD:
-            title = f"prior: all tokens are as usual, without {HELD} public texts to learn from"
-            return Language(_Even(scene.format.vocabulary), title)
+            size, title = (
+                scene.format.vocabulary,
+                f"prior: all tokens are as usual, without {HELD} public texts to learn from",
+            )
+            return Language(lambda tokens: torch.zeros(*tokens.shape, size, device=tokens.device), title)
         return _trained(scene, scene.public)
 
     def surprise(self, sentences: Tensor) -> Tensor:
@@ -294,7 +284,7 @@ class Language:
     def chances(self, sentences: Tensor) -> Tensor:
         """Return the log-probabilities (N, T, V) of the next token behind each of sentences (N, T)."""
         with torch.no_grad():
-            logits: Tensor = self._network(sentences)
+            logits = self._network(sentences)
         even = torch.full_like(logits, EVEN / logits.shape[2]).log()
         return torch.logaddexp(even, logits.log_softmax(dim=2) + torch.log1p(torch.tensor(-EVEN)))
 
@@ -322,7 +312,7 @@ def _trained(scene: TextScene, public: Tensor) -> Language:
         best, state = now, {name: value.clone() for name, value in network.state_dict().items()}
     network.load_state_dict(state)
     title = f"prior: a GPT trained on {len(fitted)} public texts, {best:.2f} nats a token on {len(tests)} others"
-    return Language(network.requires_grad_(False), title)
+    return Language(network.eval().requires_grad_(False), title)
 
 
 def _surprise(network: nn.Module, texts: Tensor) -> Tensor:

@@ -130,16 +130,12 @@ def lookup_parameters(model: nn.Module, vocabulary: int) -> tuple[str, ...]:
 
 
 def soft_network(model: nn.Module, vocabulary: int, kind: Kind) -> Network:
-    """Return the network for texts with derivatives.
+    """Return the network for texts with derivatives, of one from tokens int64 (B, T) to logits, which is copied.
 
-    Args:
-        model: maps tokens int64 (B, T) to logits; it is copied, with which parameters are trained.
-        kind: probabilities: it takes (B, 1, T, V); those that pad a text have all on PAD. vectors: it takes
-            (B, 1, T, width), zeros pad a text, and what vectors are looked up from is not among its parameters.
-
-    Returns:
-        The network; its loss takes logits (B, K) with label probabilities (B, K), or logits (B, T, V) with those of the
-        next token (B, T, V), zeros where nothing is predicted.
+    With ``probabilities`` it takes (B, 1, T, V); those that pad a text have all on PAD. With ``vectors`` it takes
+    (B, 1, T, width), zeros pad a text, and what vectors are looked up from is not among its parameters. Its loss takes
+    logits (B, K) with label probabilities (B, K), or logits (B, T, V) with those of the next token (B, T, V), zeros
+    where nothing is predicted.
     """
     soft = copy.deepcopy(model)
     feed = _Feed(vocabulary, kind)

@@ -65,9 +65,9 @@ def per_example_gradients(
             taken apart layer by layer on these examples, as the route asks.
     """
     with _lock_of(model):
-        modules = _modules_of(model)
+        modules = dict(model.named_modules())
         refuse_coupled(modules)
-        trained = _trained_parameters(model, modules)
+        trained = _trained_parameters(model)
         if len(x) != len(y):
             raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
         if not len(x):
@@ -100,34 +100,14 @@ def _lock_of(model: nn.Module) -> RLock:
         return _LOCKS.setdefault(model, RLock())
 
 
-def _modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules as ``named_modules`` has them, which takes several times as long."""
-    found: dict[nn.Module, str] = {}
-    open_ = [("", model)]
-    while open_:
-        name, layer = open_.pop()
-        if layer in found:
-            continue
-        found[layer] = name
-        children: dict[str, nn.Module | None] = layer._modules
-        if children:
-            prefix = f"{name}." if name else ""
-            open_ += [(prefix + own, child) for own, child in reversed(children.items()) if child is not None]
-    return {name: layer for layer, name in found.items()}
-
-
-def _trained_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     """The trained parameters by name; refuse a model without any, or with several kinds."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for prefix, layer in modules.items():
-        held: Mapping[str, Any] = layer._parameters
-        for name, value in held.items():
-            if is_lazy(value):
-                where = layer_of(f"{prefix}.{name}" if prefix else name, model)
-                raise InputError(f"layer {where} has no shape yet: run the model once")
-            if value is not None and value.requires_grad:
-                found.setdefault(id(value), (f"{prefix}.{name}" if prefix else name, value))
-    trained = dict(found.values())
+    trained: dict[str, Tensor] = {}
+    for name, value in model.named_parameters():
+        if is_lazy(value):
+            raise InputError(f"layer {layer_of(name, model)} has no shape yet: run the model once")
+        if value.requires_grad:
+            trained[name] = value
     if not trained:
         raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no gradient to privatise")
     kinds = {(value.dtype, value.device) for value in trained.values()}
