@@ -13,7 +13,7 @@ from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, cut, some_of
 from fedpriv.data.files import Arrays, Keys, channels_are_last, check_memory, checked
 from fedpriv.data.source import Place, Source
-from fedpriv.data.texts import Row, TextSplit, arrays_of, split_by_key
+from fedpriv.data.texts import Row, own_texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -306,5 +306,4 @@ def text_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arra
     """Return the texts of all clients, of which the next token is predicted."""
     config = place.text or CorpusConfig()
     rows = [[Row(text, key=share.owner) for share in part for text in share.values] for part in parts]
-    part = TextSplit(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
-    return arrays_of(part, {}, config, place.root, place.path)
+    return own_texts(rows, config, place)

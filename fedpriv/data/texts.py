@@ -329,6 +329,16 @@ def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> TextS
     return TextSplit(train, test)
 
 
+def own_texts(
+    parts: Sequence[Sequence[Row]], config: CorpusConfig, place: Place, named: tuple[str, ...] = ()
+) -> Arrays:
+    """Return texts of one's own, training and test ones, or of one part the last ones of each key as test texts."""
+    part = TextSplit(*parts) if len(parts) > 1 else split_by_key(parts[0], config, place.path)
+    given = [row.label for rows in part for row in rows if row.label is not None]
+    words = named or ordered_words(given, f"{place.path}: column {config.label!r}")
+    return arrays_of(part, dict(zip(words, words, strict=True)), config, place.root, place.path, read_off=not named)
+
+
 def arrays_of(
     part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, root: Path, where: str, read_off: bool = False
 ) -> Arrays:

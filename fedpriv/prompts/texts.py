@@ -66,6 +66,8 @@ def load_texts(config: TextConfig, seed: int) -> PromptTexts:
             f"{csv_wanted(columns, dict(known.labels))}; a column split (train, test) may be missing",
         )
     rows = read_texts(path, columns)
+    if any(row.chat for row in rows):
+        raise InputError(key="data.text", given=config.text, allowed=f"{path} has chats there; expected texts")
     if known is None:
         check_splits(path, rows)
     spoken = _spoken(path, rows, labels, config.labels)

@@ -8,6 +8,7 @@ import struct
 import sys
 import types
 import zlib
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,15 @@ PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 @pytest.mark.parametrize("mode", PNG_MODES)
-@pytest.mark.parametrize("text", ["none", "text", "turned", "clear"])
-@pytest.mark.parametrize("size", [None, 8, 5])
-def test_opencv_and_pillow_read_the_same_pixels(
-    mode: str, text: str, size: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = png(mode, text)
-    quick = decoding.read_pictures([("a", content)], 1, size, 1 << 30, "here")
-    monkeypatch.setattr(decoding, "_has_opencv", lambda: False)
-
-    assert np.array_equal(quick, decoding.read_pictures([("a", content)], 1, size, 1 << 30, "here"))
-    is_plain = mode in ("L", "RGB") and text == "none"
-    assert (decoding._plain_png("a", content, None, 1 << 30) is not None) == is_plain
+def test_opencv_and_pillow_read_the_same_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, size in product(("none", "text", "turned", "clear"), (None, 8, 5)):
+        content = png(mode, text)
+        with monkeypatch.context() as patch:
+            quick = decoding.read_pictures([("a", content)], 1, size, 1 << 30, "here")
+            patch.setattr(decoding, "_has_opencv", lambda: False)
+            assert np.array_equal(quick, decoding.read_pictures([("a", content)], 1, size, 1 << 30, "here"))
+        is_plain = mode in ("L", "RGB") and text == "none"
+        assert (decoding._plain_png("a", content, None, 1 << 30) is not None) == is_plain
 
 
 def png(mode: str, text: str) -> bytes:
@@ -679,7 +677,7 @@ def test_objects_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
     assert dataset.name == "object" and dataset.class_names == ("ant", "bee", "cow")
     assert {image.tobytes() for image in images(dataset)} == {image.tobytes() for image in drawn}
     for name, words in (
-        ("own_module:other", "expected a Dataset or DatasetDict .*; not int"),
+        ("own_module:other", "expected a DataFrame of pandas, a Dataset or .*; not int"),
         ("none_such:data", "cannot be"),
     ):
         with pytest.raises(InputError, match=f"data.name = '{name}': .*{words}"):
@@ -734,7 +732,7 @@ def test_datasets_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ([(torch.rand(3, 4, 4), 0.5)], {}, "y has dtype float64; fedpriv classifies"),
         ([(torch.rand(3, 4, 4), 0)], {"key": "client", "partition": "key"}, "these have 2"),
         ([(torch.rand(3, 4, 4), 0)], {"size": 8}, "data.size = 8: a Dataset of torch has examples"),
-        ([{"x": 1}], {}, "expected a Dataset or DatasetDict"),
+        ([{"x": 1}], {}, "expected a DataFrame of pandas, a Dataset"),
         ([(torch.randn(3, 4, 4) - 9, 0)], {}, "expected 0 to 255 in whole numbers, or 0 to 1"),
     ],
 )

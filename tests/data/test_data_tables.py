@@ -526,6 +526,20 @@ def test_tables_of_the_hub_are_read_as_their_csv_files(
     assert low_high == same and list(low_high) == ["age", "weight"]
 
 
+def test_a_data_frame_of_pandas_is_read_as_its_csv_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = as_csv(people(0, 60), tmp_path / "own.csv")
+    frame = pd.read_csv(path)
+    monkeypatch.setitem(sys.modules, "own_module", module := types.ModuleType("own_module"))
+    vars(module).update(data=lambda: frame)
+    table = {"label": "income", "missing": "own", "columns": [AGE, WEIGHT], "classes": ["low", "high"]}
+    forms = {"name": "own_module:data"}, {"name": "csv", "path": str(path)}
+    ours, oracle = (
+        load_dataset(validated(DataConfig, {**form, "key": "ward", "table": table}, "test"), 0) for form in forms
+    )
+    assert torch.equal(ours.x_train, oracle.x_train) and torch.equal(ours.y_test, oracle.y_test)
+    assert ours.columns == oracle.columns and ours.keys is not None
+
+
 def test_wrong_tables_of_the_hub(tmp_path: Path) -> None:
     path = tmp_path / "own.parquet"
     data = people(0, 20).to_dict()

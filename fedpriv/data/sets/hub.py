@@ -17,7 +17,7 @@ from fedpriv.data.files import Arrays
 from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
 from fedpriv.data.pictures import read_pictures
 from fedpriv.data.source import Place, home, part_of, split_names
-from fedpriv.data.texts import Row, TextSplit, arrays_of, ordered_words, split_by_key
+from fedpriv.data.texts import Row, own_texts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -293,12 +293,7 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
         raise InputError(key="data.owner", given=place.owner, allowed="of texts the column of data.key")
     config = place.text or CorpusConfig()
     rows = [_rows(part, place, config) for part in parts]
-    part = TextSplit(*rows) if len(rows) > 1 else split_by_key(rows[0], config, place.path)
-    named = _names(parts[0], config.label)
-    given = [row.label or "" for each in part for row in each]
-    names = (named or ordered_words(given, f"{place.path}: column {config.label!r}")) if config.label else ()
-    labels = {name: name for name in names}
-    return arrays_of(part, labels, config, place.root, place.path, read_off=not named)
+    return own_texts(rows, config, place, _names(parts[0], config.label))
 
 
 def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:

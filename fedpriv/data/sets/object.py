@@ -35,6 +35,7 @@ class OwnObject(HubTables):
     title = "own object of Python"
     is_kept = False
     reads = (*HubTables.reads, "channels")
+    key_hint = "data.key names the column that does, or examples of torch's Dataset are (x, y, client)"
 
     @classmethod
     @override
@@ -56,16 +57,20 @@ class OwnObject(HubTables):
 
 def _tables(found: object, place: Place) -> list[StoredTable]:
     datasets = optional("datasets", "datasets", "an object of the library datasets")  # a second to import
+    if place.channels is not None:
+        raise InputError(key="data.channels", given=place.channels, allowed="only a Dataset of torch has arrays")
+    if _is_pandas(found):
+        found = datasets.Dataset.from_pandas(found, preserve_index=False)
     if isinstance(found, datasets.Dataset | datasets.DatasetDict):
         return tables_of(found, place.path)
-    allowed = "expected a Dataset or DatasetDict of the library datasets"
+    allowed = "expected a DataFrame of pandas, a Dataset or DatasetDict of the library datasets"
     allowed += ", or without data.text and data.table a Dataset of torch with examples (x, y) or (x, y, client)"
     raise InputError(key="data.name", given=place.path, allowed=f"{allowed}; not {type(found).__name__}")
 
 
 def _torch_parts(found: Any, place: Place) -> list[Any] | None:
     """Training and test data with examples (x, y), or (x, y, client), as of torch's Dataset; ``None``: others."""
-    if place.table is not None or place.text is not None:
+    if place.table is not None or place.text is not None or _is_pandas(found):
         return None
     given = dict(zip(("train", "test"), found, strict=True)) if isinstance(found, tuple) and len(found) == 2 else found
     named = given if isinstance(given, Mapping) else {"": given}
@@ -75,6 +80,10 @@ def _torch_parts(found: Any, place: Place) -> list[Any] | None:
     if not all(isinstance(first, tuple | list) and len(first) in (2, 3) for first in firsts):
         return None
     return [named[name] for name in split_names(list(named), place.path)]
+
+
+def _is_pandas(found: object) -> bool:
+    return type(found).__module__.partition(".")[0] == "pandas" and type(found).__name__ == "DataFrame"
 
 
 def _example(part: Any, row: int, where: str) -> Any:

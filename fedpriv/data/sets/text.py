@@ -12,12 +12,10 @@ from fedpriv.data.source import Place, home
 from fedpriv.data.texts import (
     Corpus,
     TextColumns,
-    arrays_of,
     check_splits,
-    ordered_words,
+    own_texts,
     read_texts,
     split_by_column,
-    split_by_key,
 )
 
 
@@ -45,10 +43,8 @@ class OwnTexts(Corpus):
             raise InputError(key="data.key", given=place.key, allowed="a folder of texts has no columns; files have")
         rows = read_texts(path, TextColumns(config.text, config.label, place.key, prompt=config.prompt))
         check_splits(path, rows)
-        words = ordered_words([row.label for row in rows if row.label is not None], f"{path}: column {config.label!r}")
-        labels = {label: label for label in words}
-        part = split_by_column(rows) if any(row.split for row in rows) else split_by_key(rows, config, place.path)
-        return arrays_of(part, labels, config, place.root, place.path, read_off=True), place.path
+        parts = split_by_column(rows) if any(row.split for row in rows) else (rows,)
+        return own_texts(parts, config, place), place.path
 
     @classmethod
     @override
