@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from fedpriv.engines.inline import assume_server_identity
@@ -43,6 +44,16 @@ def client(mods: list[Any], trained: Callable[[Arrays], Arrays]) -> ClientApp:
         return Message(content, reply_to=message)
 
     return app
+
+
+class Old(NumPyClient):
+    """Flower's own tutorial: message and reply have records of other names; parameters move by 0.3."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [value + np.float32(0.3) for value in parameters], 10, {"loss": 1.0}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 0.5, 10, {}
 
 
 def record(values: Arrays) -> ArrayRecord:

@@ -18,10 +18,10 @@ from fedpriv.flower import privatise, tap
 from fedpriv.flower.app_settings import read_settings
 from fedpriv.flower.attack import attack_tapped
 from fedpriv.flower.folder import read_exchanges
-from tests.flower.apps import client, context, question, record, settings
+from tests.flower.apps import Old, client, context, question, record, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, USUAL, importable, observed, write_app
 from tests.flower.test_flower_audit import normal_delta
-from tests.flower.test_flower_privatise import Old, old_question
+from tests.flower.test_flower_privatise import old_question
 
 KNOWN = """[tap]
 shape = [1, 8, 8]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import Code, FitIns, ndarrays_to_parameters, parameters_to_ndarrays
@@ -20,6 +19,7 @@ from flwr.compat.common import recorddict_compat as compat
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from scipy import optimize, stats
+from torch import nn
 
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.engines.inline import InlineGrid, run_server
@@ -28,7 +28,7 @@ from fedpriv.flower._privatise import Privatiser
 from fedpriv.flower.app_settings import FlowerSettings, PrivatiseSettings
 from fedpriv.flower.arrays import WrongAppError
 from fedpriv.mechanisms import mechanism_settings
-from tests.flower.apps import Arrays, arrays, client, context, question, record, settings
+from tests.flower.apps import Arrays, Old, arrays, client, context, question, record, settings
 
 SIGMA, CLIP = 0.5, 2.0
 LITTLE = f'name = "gaussian"\nsigma = 1e-6\nclip_norm = {CLIP}'
@@ -326,17 +326,17 @@ def test_whole_numbers_stay_whole_over_rounds_and_the_ledger_goes_on(tmp_path: P
 
 
 FLOATS = {"body.weight": np.full((2, 3), 2.0, np.float32), "head.bias": np.zeros(4, np.float32)}
-TIED = """
-from torch import nn
+
 
 class Tied(nn.Module):
-    def __init__(self):
+    """Two layers share a matrix, one is frozen, and one number is a constant."""
+
+    def __init__(self) -> None:
         super().__init__()
         self.body, self.out, self.table = nn.Linear(3, 2), nn.Linear(3, 5, bias=False), nn.Embedding(5, 3)
         self.out.weight = self.table.weight
         self.body.requires_grad_(False)
         self.register_buffer("scale", self.table.weight.detach()[0].clone())
-"""
 
 
 @pytest.mark.parametrize("pattern", ["head.*", "*.bias", "head.bias"])
@@ -350,15 +350,11 @@ def test_only_arrays_that_are_named_get_noise(pattern: str, tmp_path: Path) -> N
         wrong(question(FLOATS), context(partition=8))
 
 
-def test_a_network_that_the_settings_name_says_what_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_the_settings_name_says_what_is_trained(tmp_path: Path) -> None:
     """Frozen layers and constants leave as they came, and a tied tensor is one; random numbers stay as they are."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "tied_net.py").write_text(TIED)
-    from tied_net import Tied
-
     start = {name: value.numpy() for name, value in Tied().state_dict().items()}
     text = f'[mechanism]\nname = "gaussian"\nsigma = 9.0\n[privatise]\nfolder = "{tmp_path / "privacy"}"\n'
-    path = settings(tmp_path, f'{text}[tap]\nmodel = "tied_net:Tied"\n')
+    path = settings(tmp_path, f'{text}[tap]\nmodel = "{__name__}:Tied"\n')
     for listed in (False, True):
         sent = {str(place): value for place, value in enumerate(start.values())} if listed else start
         app = client([privatise(path)], lambda given: {name: value + 1 for name, value in given.items()})
@@ -371,12 +367,9 @@ def test_a_network_that_the_settings_name_says_what_is_trained(tmp_path: Path, m
 
 
 def test_noise_for_nothing_is_said_and_stays_without_a_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What one training moves depends on data, so it decides nothing by itself."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "tied_net.py").write_text(TIED)
-    from tied_net import Tied
 
     def trained(given: Arrays) -> Arrays:
         net = Tied()
@@ -533,13 +526,6 @@ def test_metrics_of_training_leave_with_noise_next_to_the_update(tmp_path: Path)
 
 
 # ---- what is wrong with an app -------------------------------------------------------------------------------------
-
-
-class Old(NumPyClient):
-    """Flower's own tutorial: message and reply have records of other names."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        return [value + np.float32(0.3) for value in parameters], 10, {"loss": 1.0}
 
 
 def old_question() -> Message:

@@ -7,7 +7,7 @@ import importlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import ndarrays_to_parameters
@@ -41,35 +40,29 @@ from fedpriv.flower.folder import Exchange, Tapped, imported, read_exchanges
 from fedpriv.mechanisms import mechanism_settings
 from studies.noise_in_sum import OneProcess
 from tests.cases import in_one_test
-from tests.flower.apps import context, question, record, settings
+from tests.flower.apps import Old, client, context, question, settings
 
-NETWORK = """
-import torch
-from torch import nn
+RATE = 0.1
+
 
 class Net(nn.Module):
-    def __init__(self, outputs=10):
+    def __init__(self, outputs: int = 10) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 16, bias=False), nn.Tanh(), nn.Linear(16, 16, bias=False))
         self.head = nn.Linear(16, outputs)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
 
-def one_logit():
+
+def one_logit() -> nn.Module:
     return Net(1)
-"""
-RATE = 0.1
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path / "runs"))
-    (tmp_path / "tapped_net.py").write_text(NETWORK)
-    yield tmp_path
-    sys.modules.pop("tapped_net", None)
+    return tmp_path
 
 
 @dataclass(frozen=True)
@@ -111,8 +104,6 @@ def asked(
     outputs: int = 10,
 ) -> tuple[Exchange, Observation | None, nn.Module, Trained]:
     """Have a client train a network once, and return what the tap wrote, the network before, and the case."""
-    from tapped_net import Net
-
     torch.manual_seed(0)
     before, net = Net(outputs), Net(outputs)
     net.load_state_dict(before.state_dict())
@@ -120,7 +111,7 @@ def asked(
     sent = ArrayRecord([value.numpy() for value in kept.values()]) if as_list else ArrayRecord(kept)
     case = Trained(net, torch.rand(4, 1, 4, 4), torch.tensor([3, 1, 4, 1]), sent)
     name = "Net" if outputs == 10 else "one_logit"
-    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "tapped_net:{name}"\n'))])
+    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "{__name__}:{name}"\n'))])
 
     @app.train()
     def train_round(message: Message, _: Any) -> Message:
@@ -167,16 +158,8 @@ def test_the_form_of_a_reply_is_told_and_the_upload_is_the_same(home: Path, form
 def test_without_pytorch_the_distance_tells_the_form(home: Path, form: str) -> None:
     """Parameters lie near those that were sent, an update near zero."""
     start = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
-    app = ClientApp(mods=[tap(home)])
-
-    @app.train()
-    def train(message: Message, _: Any) -> Message:
-        value = start * (form == "weights") + np.float32(0.01)
-        return Message(RecordDict({"arrays": ArrayRecord([value])}), reply_to=message)
-
-    message = question({})
-    message.content["arrays"] = ArrayRecord([start])
-    app(message, context())
+    app = client([tap(home)], lambda given: {"0": given["0"] * (form == "weights") + np.float32(0.01)})
+    app(question({"0": start}), context())
     (exchange,) = read_exchanges(home / "runs" / "tap-1")
     assert (exchange.form, exchange.order) == (form, ("0",))
     assert exchange.source.startswith("by its distance") and "PyTorch was not seen" in exchange.unattacked
@@ -327,12 +310,7 @@ def test_one_logit_is_two_classes(home: Path) -> None:
 
 
 def test_clients_without_a_partition_have_the_number_of_their_node(home: Path) -> None:
-    app = ClientApp(mods=[tap(home)])
-
-    @app.train()
-    def train(message: Message, _: Any) -> Message:
-        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
-
+    app = client([tap(home)], dict)
     for node in (11, 2**62 + 1):
         own = context()
         own.node_config, own.node_id = {"dataset-path": f"/data/{node}"}, node
@@ -372,12 +350,7 @@ def test_every_message_and_record_is_kept(home: Path, kind: str, caplog: pytest.
 
 
 def test_a_tap_that_is_given_twice_says_so_and_writes_once(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    app = ClientApp(mods=[tap(home), tap(home)])
-
-    @app.train()
-    def train(message: Message, _: Any) -> Message:
-        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
-
+    app = client([tap(home), tap(home)], dict)
     app(question({"w": np.ones(3, np.float32)}), context())
     assert len(read_exchanges(home / "runs" / "tap-1")) == 1 and "given twice" in caplog.text
 
@@ -388,12 +361,7 @@ def test_a_tap_writes_what_leaves_in_either_order(home: Path, order: str) -> Non
     text = f'[mechanism]\nname = "gaussian"\nsigma = 9.0\n[privatise]\nfolder = "{home / "privacy"}"\n'
     path = settings(home, f"{text}[tap]\nshape = [1, 1, 3]\nclasses = 2\nbatch_size = 1\nlocal_steps = 1\n{_KNOWN}")
     mods = [tap(path), privatise(path)]
-    app = ClientApp(mods=mods if order == "tap first" else mods[::-1])
-
-    @app.train()
-    def train(message: Message, _: Any) -> Message:
-        return Message(RecordDict({"arrays": record({"w": np.ones(3, np.float32)})}), reply_to=message)
-
+    app = client(mods if order == "tap first" else mods[::-1], lambda given: {"w": given["w"] + 1})
     reply = app(question({"w": np.zeros(3, np.float32)}), context())
     (path,) = list_observations(home / "runs" / "tap-1" / "observations")
     observation = read_observation(path)
@@ -403,16 +371,6 @@ def test_a_tap_writes_what_leaves_in_either_order(home: Path, order: str) -> Non
 
 
 _KNOWN = 'learning_rate = 0.1\noptimizer = "sgd"\n'
-
-
-class Old(NumPyClient):
-    """Moves parameters by a third."""
-
-    def fit(self, parameters: Any, config: Any) -> Any:
-        return [value + np.float32(0.3) for value in parameters], 10, {"loss": 1.0}
-
-    def evaluate(self, parameters: Any, config: Any) -> Any:
-        return 0.5, 10, {}
 
 
 @pytest.mark.parametrize("mods", ["tap", "privatise tap", "tap before"])

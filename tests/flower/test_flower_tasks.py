@@ -1,7 +1,7 @@
 """What networks learn is seen, however they are written; attacks count where our model of the training is right."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,15 @@ from fedpriv.flower.folder import Exchange, TrainedOn, joined, read_exchanges
 from fedpriv.flower.inference import Records, inferred
 from fedpriv.flower.uploads import dense_layers, first_inputs
 from fedpriv.flower.watch import Batch, names_in, uncompiled
-from tests.flower.apps import context, question, settings
+from tests.flower.apps import client, context, question, settings
 
-THERE, FEATURES = "tests.flower.test_flower_tasks", 6
+FEATURES = 6
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path / "runs"))
-    yield tmp_path
+    return tmp_path
 
 
 class Rows(nn.Module):
@@ -101,7 +101,7 @@ Loss = Callable[[nn.Module], Tensor]
 
 def told(home: Path, network: str, loss: Loss, steps: int = 1, extra: Any = None) -> tuple[Exchange, TappedSummary]:
     """Have a client take steps of SGD on a loss, and attack what it sends."""
-    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "{THERE}:{network}"\n'))])
+    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "{__name__}:{network}"\n'))])
     torch.manual_seed(0)
     net = uncompiled(globals()[network]())
     start = {name: value.clone() for name, value in net.state_dict().items()}
@@ -365,14 +365,7 @@ def broken(client: int) -> Any:
 
 
 def test_wrong_records_are_named(home: Path) -> None:
-    app = ClientApp(mods=[tap(settings(home, f'[tap]\nrecords = "{THERE}:broken"\n'))])
-
-    @app.train()
-    def train(message: Message, _: Any) -> Message:
-        return Message(RecordDict({"arrays": ArrayRecord([np.ones((3, 2))])}), reply_to=message)
-
-    message = question({})
-    message.content["arrays"] = ArrayRecord([np.zeros((3, 2))])
-    app(message, context())
+    mods = [tap(settings(home, f'[tap]\nrecords = "{__name__}:broken"\n'))]
+    client(mods, lambda given: {"0": given["0"] + 1})(question({"0": np.zeros((3, 2))}), context())
     with pytest.raises(InputError, match=r"tap\.records = .*: both arrays need rows, all of the same length"):
         attack_tapped(home / "runs" / "tap-1", [], [], [], Silent())
