@@ -4,17 +4,16 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
+from functools import partial
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
 from tests.attacks.test_cli_attack import fedpriv, here
 from tests.command_line import Started
+from tests.deploy.deployments import free_ports, wait_for
 
 __all__ = ["here"]
 
@@ -88,27 +87,25 @@ def test_mistakes_are_one_line(here: Path, arguments: list[str], said: str) -> N
     assert not done.stdout
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def _unserved(here: Path, to: Path) -> Path:
+    """Return a copy of the run, without its endpoint."""
+    return shutil.copytree(here / "run", to / "run", ignore=shutil.ignore_patterns("service"))
+
+
+def _is_up(port: int, server: Started) -> bool:
+    assert not server.is_over(), server.ended()
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _post(port: int, count: int, seed: int, key: str) -> int:
-    body = json.dumps({"images": np.random.default_rng(seed).random((count, 1, 8, 8)).tolist()}).encode()
-    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/answers", body, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=20) as response:
-            return response.status
-    except urllib.error.HTTPError as error:
-        return error.code
+    body = {"images": np.random.default_rng(seed).random((count, 1, 8, 8)).tolist()}
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"http://127.0.0.1:{port}/answers", json=body, headers=headers, timeout=20).status_code
 
 
 def test_an_endpoint_that_nobody_described_is_made_with_a_warning(here: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(here / "run", folder, ignore=shutil.ignore_patterns("service"))
-    done = fedpriv("query", str(folder), "--test", "0:2", cwd=here)
+    done = fedpriv("query", str(_unserved(here, tmp_path)), "--test", "0:2", cwd=here)
     assert done.returncode == 0, done.stderr
     said = (
         "no --set service.KEY=VALUE: answers are exact probabilities, nothing is proven about them, and this choice is"
@@ -121,29 +118,17 @@ def test_an_endpoint_that_nobody_described_is_made_with_a_warning(here: Path, tm
 @pytest.mark.slow
 def test_a_killed_server_gives_nothing_back(here: Path, tmp_path: Path) -> None:
     """A real server, killed between answers; what it answered stays charged."""
-    folder = tmp_path / "run"
-    subprocess.run(["cp", "-r", str(here / "run"), str(folder)], check=True)
-    subprocess.run(["rm", "-rf", str(folder / "service")], check=True)
+    folder = _unserved(here, tmp_path)
     made = fedpriv("serve", str(folder), "--status", "--set", "service.answers=10", cwd=here)
     assert made.returncode == 0, made.stderr
     key = fedpriv("serve", str(folder), "--user", "ann=7", cwd=here).stdout.strip()
     for kill, (count, statuses) in enumerate([(4, [200, 429]), (3, [200, 429])]):
-        port = _free_port()
+        port = free_ports(1)
         server = Started("serve", str(folder), "--port", str(port), cwd=tmp_path)
         try:
-            _wait_for(port, server)
+            wait_for(partial(_is_up, port, server))
             assert [_post(port, count, kill * 10 + at, key) for at in range(2)] == statuses
         finally:
             server.send_signal(signal.SIGKILL)
             server.ended()
     assert "ann: 7 of 7." in fedpriv("serve", str(folder), "--status", cwd=here).stdout
-
-
-def _wait_for(port: int, server: Started) -> None:
-    for _ in range(3000):
-        assert not server.is_over(), server.ended()
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise TimeoutError("the server did not come up")

@@ -11,18 +11,14 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import Secret
 from fedpriv.models.machinery.convex import softmax
 from fedpriv.service.endpoint import Endpoint, Oracle, checked_images
-from fedpriv.service.policies import POLICIES, Draws, Facts, Scores
-from tests.service.named import named_policy
+from fedpriv.service.policies import POLICIES, Draws, Facts
+from tests.service.named import first_numbers, named_policy
 
 SHAPE = (1, 2, 2)
 
 
-def scores_of(images: torch.Tensor) -> Scores:
-    return np.asarray(images.flatten(1)[:, :3].double())
-
-
 def endpoint(answers: str = "none") -> Endpoint:
-    return Endpoint(Oracle(named_policy(answers), Facts(3), SHAPE, scores_of, 0.0, Secret.of_seed(0)))
+    return Endpoint(Oracle(named_policy(answers), Facts(3), SHAPE, first_numbers, 0.0, Secret.of_seed(0)))
 
 
 def test_softmax_is_scipys_also_far_out() -> None:

@@ -21,7 +21,7 @@ from fedpriv.service.http import LARGEST_BODY, build_app
 from fedpriv.service.ledger import Opening, QueryLedger
 from fedpriv.service.policies import Facts, Scores
 from fedpriv.service.records import UserFacts
-from tests.service.named import named_policy
+from tests.service.named import first_numbers, named_policy
 
 SHAPE = (1, 2, 3)
 USERS = (
@@ -31,13 +31,9 @@ USERS = (
 ANN, BOB = ({"Authorization": f"Bearer {key}"} for key in ("anns", "bobs"))
 
 
-def scores_of(images: torch.Tensor) -> Scores:
-    return np.asarray(images.flatten(1)[:, :3].double())
-
-
 def served(folder: Path, method: str = "top:2", answers: int = 100, repeats: bool = True) -> Served:
     policy = named_policy(method, {"noise": 1.0} if method == "label" else {})
-    oracle = Oracle(policy, Facts(3, 0.1, 1.0, 6), SHAPE, scores_of, 1.0, Secret.of_seed(0))
+    oracle = Oracle(policy, Facts(3, 0.1, 1.0, 6), SHAPE, first_numbers, 1.0, Secret.of_seed(0))
     limits = {user.name: user.answers for user in USERS}
     ledger = QueryLedger(folder / "charges.jsonl", Opening("cd" * 32, answers), limits)
     return Served(oracle, ledger, StoredAnswers(folder / "answers.jsonl", ledger) if repeats else None)

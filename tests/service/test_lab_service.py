@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -56,10 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def copied(folder: RunFolder, to: Path) -> RunFolder:
-    for path in (path for path in folder.path.rglob("*") if path.is_file()):
-        (to / path.relative_to(folder.path)).parent.mkdir(parents=True, exist_ok=True)
-        (to / path.relative_to(folder.path)).write_bytes(path.read_bytes())
-    return RunFolder.open(to)
+    return RunFolder.open(shutil.copytree(folder.path, to))
 
 
 def test_the_noisy_model_is_written_once_and_never_without_noise(run: RunFolder, tmp_path: Path) -> None:
