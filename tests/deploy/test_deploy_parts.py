@@ -75,8 +75,7 @@ def test_children_end_with_their_parent_and_who_ignores_a_request_is_made_to_end
         "print(child.pid, flush=True); time.sleep(600)"
     )
     started = sleeper(tmp_path, stubborn)
-    while not (tmp_path / "log").read_text().endswith("\n"):
-        time.sleep(0.05)
+    wait_for(lambda: (tmp_path / "log").read_text().endswith("\n"))
     child = int((tmp_path / "log").read_text())
     stop([started])
     assert not is_alive(started)
@@ -110,18 +109,13 @@ def test_gpus_are_shared_out_among_those_who_run_apps(gpus: tuple[str, ...], see
 def test_a_process_sees_its_gpu(tmp_path: Path) -> None:
     deployment = recorded(tmp_path / "d")
     arguments = ("-c", "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))")
-    for name, gpu in (("clientapp-0", "1"), ("clientapp-1", None)):
-        started = start_process(deployment, Command(name, Path(sys.executable).name, arguments), gpu)
-        wait_until_ended(started)
+    started = [
+        start_process(deployment, Command(name, Path(sys.executable).name, arguments), gpu)
+        for name, gpu in (("clientapp-0", "1"), ("clientapp-1", None))
+    ]
+    wait_for(lambda: not any(map(is_alive, started)))
     shown = [(deployment.logs / f"clientapp-{number}.log").read_text().strip() for number in (0, 1)]
     assert shown == ["1", str(os.environ.get("CUDA_VISIBLE_DEVICES"))]
-
-
-def wait_until_ended(started: StartedProcess) -> None:
-    deadline = time.monotonic() + 30
-    while is_alive(started):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 CONTAINED = [
@@ -288,7 +282,7 @@ def test_sigterm_leaves_no_seed(tmp_path: Path) -> None:
     started = start("kept", [sys.executable, "-c", code], os.environ, tmp_path, tmp_path.parent / "log")
     wait_for(lambda: bool(list(tmp_path.iterdir())))
     os.kill(started.pid, signal.SIGTERM)
-    wait_until_ended(started)
+    wait_for(lambda: not is_alive(started))
     assert not list(tmp_path.iterdir())
 
 
@@ -502,14 +496,10 @@ def test_up_where_one_is_up(here: Path) -> None:
 
 
 def test_up_without_flower(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpriv.core.errors import RunFailedError
-    from fedpriv.deploy import flower
-    from fedpriv.deploy.up import up
-
     monkeypatch.setattr(flower.sysconfig, "get_path", lambda name: str(here / "nowhere"))
     monkeypatch.setenv("PATH", str(here))
     with pytest.raises(RunFailedError, match=r"flwr is missing from .*pip install flwr"):
-        up(here / "deployment", 1, free_ports(2), False, print)
+        deploy_up.up(here / "deployment", 1, free_ports(2), False, print)
     assert not (here / "deployment").exists()
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch import nn
 
 from fedpriv.clients.app import client_app, identify
 from fedpriv.core.config import Experiment, override
+from fedpriv.core.lab import start_run
+from fedpriv.core.progress import Silent
 from fedpriv.core.randomness import Secret
 from fedpriv.core.runs import RunFolder
 
@@ -38,6 +41,17 @@ def experiment(**sections: dict[str, object]) -> Experiment:
     tree = copy.deepcopy(BASE)
     override(tree, [((section, key), value) for section, keys in sections.items() for key, value in keys.items()], "")
     return Experiment.model_validate(tree)
+
+
+def finished(path: Path, **sections: dict[str, object]) -> RunFolder:
+    """Run :func:`experiment` to its end."""
+    start_run(experiment(**sections), path, "fedpriv run small.toml", Silent())
+    return RunFolder.open(path)
+
+
+def copied(folder: RunFolder, to: Path) -> RunFolder:
+    """Return a copy of a run, in which what one likes may be changed."""
+    return RunFolder.open(shutil.copytree(folder.path, to))
 
 
 class _Scaled(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedpriv.attacks.membership.audit import audit_run
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.lab import resume_run, start_run
+from fedpriv.core.lab import resume_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
@@ -21,7 +21,7 @@ from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.records import Certificate, Robustness, read_certificates
 from fedpriv.robustness.settings import CertifyConfig
 from fedpriv.robustness.smoothed import pixel_images, read_smoothed
-from tests.integration.small import experiment, left_behind
+from tests.integration.small import copied, experiment, finished, left_behind
 
 FEW = CertifyConfig(examples=25, selection=20, votes=60, radii_l2=(0.1, 0.3), radii_linf=(0.01,))
 TRAINED: dict[str, dict[str, object]] = {
@@ -41,23 +41,15 @@ class Heard(Silent):
         self.warnings.append(text)
 
 
-def finished(path: Path, **sections: dict[str, object]) -> RunFolder:
-    start_run(experiment(**{**TRAINED, **sections}), path, "fedpriv run small.toml", Silent())
-    return RunFolder.open(path)
+def trained(path: Path, **sections: dict[str, object]) -> RunFolder:
+    return finished(path, **{**TRAINED, **sections})
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = finished(tmp_path_factory.mktemp("certify") / "run", robustness={"noise": 0.4})
+    folder = trained(tmp_path_factory.mktemp("certify") / "run", robustness={"noise": 0.4})
     certify_run(folder, FEW, None, Silent())
     return folder
-
-
-def copied(folder: RunFolder, to: Path) -> RunFolder:
-    for name, content in ((path.relative_to(folder.path), path) for path in folder.path.rglob("*") if path.is_file()):
-        (to / name).parent.mkdir(parents=True, exist_ok=True)
-        (to / name).write_bytes(content.read_bytes())
-    return RunFolder.open(to)
 
 
 def test_certificates_are_added_and_the_rest_stays(noisy: RunFolder, tmp_path: Path) -> None:
@@ -101,7 +93,7 @@ def test_the_certified_network_can_be_asked_again(noisy: RunFolder) -> None:
 
 
 def test_a_model_without_noise_is_certified_afterwards(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
+    folder = trained(tmp_path / "run")
     with pytest.raises(InputError, match=r"was trained without noise.*--noise 0.25 --place input"):
         certify_run(folder, FEW, None, Silent())
     assert not (folder.path / "robustness").exists()
@@ -158,7 +150,7 @@ def test_noise_of_other_certificates_is_refused(noisy: RunFolder, tmp_path: Path
 
 def test_public_images_are_not_certified(tmp_path: Path) -> None:
     shares = {"noise": 0.3, "redistribution": "vulnerable", "public_examples": 340}
-    folder = finished(tmp_path / "run", robustness=shares)
+    folder = trained(tmp_path / "run", robustness=shares)
     with pytest.raises(InputError, match="allowed is from 1 to 20; there are 360 test images, 340 of them public"):
         certify_run(folder, FEW, None, Silent())
     certify_run(folder, FEW.model_copy(update={"examples": 20}), None, Silent())
@@ -232,7 +224,7 @@ def test_a_run_without_a_checkpoint_or_noise_is_refused(noisy: RunFolder, tmp_pa
     (folder.path / "checkpoint" / "server.safetensors").unlink()
     with pytest.raises(InputError, match="holds no model after a round: there is nothing to certify"):
         certify_run(folder, FEW, None, Untried())
-    silent = finished(tmp_path / "silent", robustness={"noise": 0.0})
+    silent = trained(tmp_path / "silent", robustness={"noise": 0.0})
     with pytest.raises(InputError, match=r"robustness.noise is 0, and without noise nothing can be certified"):
         certify_run(silent, FEW, None, Untried())
 
@@ -275,7 +267,7 @@ def test_a_model_with_a_bypass_is_refused_before_a_run(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"past': robustness\.place = 'hidden': something of the image goes past"
     ) as error:
-        finished(tmp_path / "run", **settings)  # type: ignore[arg-type]
+        trained(tmp_path / "run", **settings)  # type: ignore[arg-type]
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
     build_world(experiment(**{**settings, "robustness": {"noise": 0.3, "place": "input"}}))
 

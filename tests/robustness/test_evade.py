@@ -22,8 +22,8 @@ from fedpriv.robustness.evade import evade_run
 from fedpriv.robustness.records import Certificate, Evasion, read_attempts, read_certificates
 from fedpriv.robustness.settings import EvadeConfig
 from fedpriv.robustness.smoothed import pixel_images, read_smoothed
-from tests.integration.small import left_behind
-from tests.robustness.test_certify import FEW, TRAINED, Heard, copied, finished
+from tests.integration.small import copied, left_behind
+from tests.robustness.test_certify import FEW, TRAINED, Heard, trained
 
 CERTIFY = FEW.model_copy(update={"examples": 60, "votes": 200, "alpha": 0.01})
 QUICK = EvadeConfig(sizes=(0.05, 0.15, 0.5, 1.0), norm="l2", steps=6, draws=4, restarts=2, victims=60, votes=100)
@@ -31,7 +31,7 @@ QUICK = EvadeConfig(sizes=(0.05, 0.15, 0.5, 1.0), norm="l2", steps=6, draws=4, r
 
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = finished(tmp_path_factory.mktemp("evade") / "run", robustness={"noise": 0.4})
+    folder = trained(tmp_path_factory.mktemp("evade") / "run", robustness={"noise": 0.4})
     certify_run(folder, CERTIFY, None, Silent())
     return folder
 
@@ -96,7 +96,7 @@ def test_below_the_radius_nothing_changes(tmp_path: Path) -> None:
     Images of the same radius are attacked together. The class that is defended is the certified one, right or not.
     """
     longer = {**TRAINED["federation"], "rounds": 5}
-    folder = finished(tmp_path / "run", robustness={"noise": 0.1, "place": "input"}, federation=longer)
+    folder = trained(tmp_path / "run", robustness={"noise": 0.1, "place": "input"}, federation=longer)
     few = CERTIFY.model_copy(update={"examples": 350, "votes": 100, "rivals": "together"})
     robustness = certify_run(folder, few, None, Silent())
     world = build_world(folder.experiment())
@@ -121,7 +121,7 @@ def test_below_the_radius_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_without_noise_there_is_one_vote_and_nothing_proven(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
+    folder = trained(tmp_path / "run")
     config = EvadeConfig(attacks=("pgd", "pgd-noiseless", "fgsm"), sizes=(0.02, 0.3), victims=80, steps=5)
     found = evade_run(folder, config, Silent())
     assert found.certified is None and found.wrong_at_most is None and found.votes == 1
@@ -131,7 +131,7 @@ def test_without_noise_there_is_one_vote_and_nothing_proven(tmp_path: Path) -> N
 
 
 def test_noise_without_certificates_and_attacks_without_noise(certified: RunFolder, tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run", robustness={"noise": 0.4})
+    folder = trained(tmp_path / "run", robustness={"noise": 0.4})
     config = QUICK.model_copy(update={"attacks": ("mim", "mim-noiseless"), "sizes": (0.3,), "victims": 30})
     found = evade_run(folder, config, Silent())
     assert found.certified is None and found.votes == 100
@@ -220,7 +220,7 @@ def test_damage_is_one_line_and_nothing_is_overwritten(
 
 
 def test_too_many_victims_are_one_line(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
+    folder = trained(tmp_path / "run")
     with pytest.raises(InputError, match=r"evade\.victims = 5000: allowed is from 1 to 360; there are 360 test images"):
         evade_run(folder, EvadeConfig(victims=5000), Silent())
     assert folder.read(Evasion) is None and not (folder.path / "robustness").exists()

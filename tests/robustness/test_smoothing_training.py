@@ -11,23 +11,18 @@ import torch
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import RunInterruptedError
-from fedpriv.core.lab import resume_run, start_run
+from fedpriv.core.lab import resume_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
 from fedpriv.server.evaluation import evaluate, evaluate_all
 from fedpriv.server.tap import record_heard
-from tests.integration.small import experiment, left_behind
+from tests.integration.small import experiment, finished, left_behind
 
 PRIVATE: dict[str, dict[str, object]] = {
     "mechanism": {"name": "gaussian", "sigma": 1.0},
     "training": {"sampling": "poisson", "batch_size": 16},
 }
-
-
-def ran(path: Path, **sections: dict[str, object]) -> RunFolder:
-    start_run(experiment(**sections), path, "", Silent())
-    return RunFolder.open(path)
 
 
 def without_section(settings: Experiment) -> Experiment:
@@ -37,7 +32,7 @@ def without_section(settings: Experiment) -> Experiment:
 @pytest.mark.parametrize("sections", [{}, PRIVATE], ids=["no mechanism", "gaussian"])
 def test_a_section_that_says_none_changes_no_byte(sections: dict[str, dict[str, object]], tmp_path: Path) -> None:
     """noise = 0: the same uploads, also where noise is keyed by the settings."""
-    bare, none = ran(tmp_path / "a", **sections), ran(tmp_path / "b", **sections, robustness={"noise": 0.0})
+    bare, none = finished(tmp_path / "a", **sections), finished(tmp_path / "b", **sections, robustness={"noise": 0.0})
     left, right = left_behind(bare.path), left_behind(none.path)
     for name in ("config.toml", "summary.json"):
         del left[name], right[name]
@@ -49,8 +44,8 @@ def test_a_section_that_says_none_changes_no_byte(sections: dict[str, dict[str, 
 @pytest.mark.parametrize("place", ["hidden", "input"])
 def test_ledger_and_batches_are_those_without_noise(place: str, tmp_path: Path) -> None:
     """The robustness noise is no part of what is proven about examples, and who is in a batch does not change."""
-    bare = ran(tmp_path / "bare", **PRIVATE)
-    noisy = ran(tmp_path / "noisy", **PRIVATE, robustness={"noise": 0.5, "place": place})
+    bare = finished(tmp_path / "bare", **PRIVATE)
+    noisy = finished(tmp_path / "noisy", **PRIVATE, robustness={"noise": 0.5, "place": place})
     assert (bare.path / "ledger.json").read_bytes() == (noisy.path / "ledger.json").read_bytes()
     assert (bare.path / "referee/partition.json").read_bytes() == (noisy.path / "referee/partition.json").read_bytes()
     plans = [build_world(folder.experiment()).plans for folder in (bare, noisy)]
@@ -96,7 +91,7 @@ def test_the_server_counts_one_draw_an_image_beside_the_noiseless_model() -> Non
 
 def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {**PRIVATE, "robustness": {"noise": 0.3}, "federation": {"rounds": 5}}
-    whole = ran(tmp_path / "whole", **sections)
+    whole = finished(tmp_path / "whole", **sections)
 
     def interrupted(world: World, folder: RunFolder, number: int, *arguments: Any) -> None:
         if number > 2:
@@ -105,7 +100,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patched, pytest.raises(RunInterruptedError):
         patched.setattr("fedpriv.server.rounds.record_heard", interrupted)
-        ran(tmp_path / "cut", **sections)
+        finished(tmp_path / "cut", **sections)
     resume_run(tmp_path / "cut", Silent())
     left, right = left_behind(tmp_path / "cut"), left_behind(whole.path)
     for found in (left, right):

@@ -8,7 +8,6 @@ import pytest
 
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import refuse_exceeded
-from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
@@ -16,8 +15,7 @@ from fedpriv.service.audit import audit_answers
 from fedpriv.service.opening import open_service
 from fedpriv.service.records import AnswersAudit
 from fedpriv.service.settings import ServiceConfig
-from tests.integration.small import experiment
-from tests.service.test_lab_service import copied
+from tests.integration.small import copied, finished
 
 TILTED: dict[str, dict[str, object]] = {
     "data": {"train_examples": 120},
@@ -31,9 +29,7 @@ TILTED: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    path = tmp_path_factory.mktemp("audit") / "run"
-    start_run(experiment(**TILTED), path, "fedpriv run small.toml", Silent())
-    return RunFolder.open(path)
+    return finished(tmp_path_factory.mktemp("audit") / "run", **TILTED)
 
 
 def endpoint(run: RunFolder, path: Path, method: str, **keys: object) -> RunFolder:

@@ -9,23 +9,15 @@ import torch
 from fedpriv.attacks.scene import Counted
 from fedpriv.core.errors import InputError
 from fedpriv.core.finished import final_state
-from fedpriv.core.lab import start_run
-from fedpriv.core.progress import Silent
-from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.service.opening import open_endpoint
-from tests.integration.small import experiment
+from tests.integration.small import finished
 
 TRAINED: dict[str, dict[str, object]] = {"federation": {"clients": 1, "rounds": 1}, "adversary": {"attacks": []}}
 
 
-def finished(path: Path, **sections: dict[str, object]) -> RunFolder:
-    start_run(experiment(**{**TRAINED, **sections}), path, "fedpriv run small.toml", Silent())
-    return RunFolder.open(path)
-
-
 def test_answers_are_the_final_networks(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
+    folder = finished(tmp_path / "run", **TRAINED)
     world = build_world(folder.experiment())
     endpoint = Counted(open_endpoint(folder, world, "none"), 300)
     images = world.dataset.x_test[:300]
@@ -41,9 +33,9 @@ def test_answers_are_the_final_networks(tmp_path: Path) -> None:
 
 
 def test_post_processing_needs_a_private_run(tmp_path: Path) -> None:
-    public = finished(tmp_path / "public", mechanism={"name": "none"})
+    public = finished(tmp_path / "public", **TRAINED, mechanism={"name": "none"})
     with pytest.raises(InputError, match="needs a run that is private itself, and its ledger proves nothing"):
         open_endpoint(public, build_world(public.experiment()), "post-processing")
-    private = finished(tmp_path / "private", mechanism={"name": "gaussian", "sigma": 3.0})
+    private = finished(tmp_path / "private", **TRAINED, mechanism={"name": "gaussian", "sigma": 3.0})
     world = build_world(private.experiment())
     assert len(open_endpoint(private, world, "post-processing").ask(world.dataset.x_test[:2])) == 2

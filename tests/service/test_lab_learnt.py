@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view, render_page
 from fedpriv.core.runs import RunFolder
@@ -23,8 +22,8 @@ from fedpriv.service.audit import audit_answers
 from fedpriv.service.opening import claim_of, open_endpoint, open_service
 from fedpriv.service.records import Referee, made_service
 from fedpriv.service.settings import ServiceConfig
-from tests.integration.small import experiment
-from tests.service.test_lab_service import BARE, copied
+from tests.integration.small import copied, finished
+from tests.service.test_lab_service import BARE
 
 GAUSSIAN = {"name": "gaussian", "target_epsilon": 8.0}
 QUICK = {"regularisation": 0.05, "tolerance": 1e-6}
@@ -80,8 +79,7 @@ def config(run: object, method: str = "model", **keys: object) -> ServiceConfig:
 
 
 def trained(path: Path, **sections: dict[str, object]) -> RunFolder:
-    start_run(experiment(**(BARE | {"mechanism": GAUSSIAN} | sections)), path, "fedpriv run small.toml", Silent())
-    return RunFolder.open(path)
+    return finished(path, **(BARE | {"mechanism": GAUSSIAN} | sections))
 
 
 @pytest.fixture(scope="module")

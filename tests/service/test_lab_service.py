@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -18,7 +17,6 @@ from safetensors.numpy import load_file, save
 
 import fedpriv.service.opening as lab_service
 from fedpriv.core.errors import InputError
-from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.report import load_view
 from fedpriv.core.report.filters import fragment
@@ -35,7 +33,7 @@ from fedpriv.service.report import ServedFinding
 from fedpriv.service.settings import ServiceConfig
 from fedpriv.service.voters import refuse_unsolvable_head
 from tests.cases import in_one_test
-from tests.integration.small import experiment
+from tests.integration.small import copied, finished
 
 BARE: dict[str, dict[str, object]] = {
     "federation": {"clients": 2, "rounds": 1},
@@ -51,13 +49,7 @@ def config(method: str, **keys: object) -> ServiceConfig:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    path = tmp_path_factory.mktemp("service") / "run"
-    start_run(experiment(**BARE), path, "fedpriv run small.toml", Silent())
-    return RunFolder.open(path)
-
-
-def copied(folder: RunFolder, to: Path) -> RunFolder:
-    return RunFolder.open(shutil.copytree(folder.path, to))
+    return finished(tmp_path_factory.mktemp("service") / "run", **BARE)
 
 
 def test_the_noisy_model_is_written_once_and_never_without_noise(run: RunFolder, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from fedpriv.service.opening import in_process, open_service
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.records import Service
 from fedpriv.service.voters import CLIENT, shards_of, train_voters, vote_counts
-from tests.integration.small import experiment
-from tests.service.test_lab_service import BARE, config, copied, run
+from tests.integration.small import copied, experiment
+from tests.service.test_lab_service import BARE, config, run
 
 __all__ = ["run"]
 
