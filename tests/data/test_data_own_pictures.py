@@ -732,6 +732,8 @@ def test_datasets_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ([(torch.rand(3, 4, 4), 0.5)], {}, "y has dtype float64; fedpriv classifies"),
         ([(torch.rand(3, 4, 4), 0)], {"key": "client", "partition": "key"}, "these have 2"),
         ([(torch.rand(3, 4, 4), 0)], {"size": 8}, "data.size = 8: a Dataset of torch has examples"),
+        ([(torch.rand(2, 4, 4), 0), torch.tensor(1.0)], {}, "example 2: no (x, y) or (x, y, client) that can be read"),
+        ([(torch.rand(2, 4, 4), None)], {}, "a label of object"),
         ([{"x": 1}], {}, "expected a DataFrame of pandas, a Dataset"),
         ([(torch.randn(3, 4, 4) - 9, 0)], {}, "expected 0 to 255 in whole numbers, or 0 to 1"),
     ],

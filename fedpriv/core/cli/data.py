@@ -107,7 +107,8 @@ def _describe(file: str, as_json: bool) -> None:
     sizes = some_of([f"{size:,}" for size in found["clients"]], _SHOWN)
     lines = [f"{dataset.source}: {len(train):,} training + {len(test):,} test examples, each {dataset.example}"]
     lines += [] if dataset.is_next else [f"classes, training + test examples: {classes}"]
-    lines += [f"{several(len(shares), 'client')}, training examples: {sizes}", *dataset.notes]
+    keys = "" if dataset.keys is None else f" of {len(dataset.keys.names):,} keys in the data"
+    lines += [f"{several(len(shares), 'client')}{keys}, training examples: {sizes}", *dataset.notes]
     for line in (*lines, *(f"warning: {warning}" for warning in dataset.warnings)):
         print_line(printable(line))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError, optional, reason_of
+from fedpriv.core.errors import InputError, one_line, optional, reason_of
 from fedpriv.core.files import content_digest
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_memory
@@ -112,30 +112,35 @@ def _shares(part: Any, place: Place) -> Iterator[ClientExamples]:
     """What each client has, in the order of the first example of each."""
     import numpy as np
 
-    held: dict[str, tuple[list[Any], list[Any]]] = {}
+    held: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
     for row in range(len(part)):
-        x, y, *owner = _example(part, row, place.path)
-        values, labels = held.setdefault(str(owner[0]) if owner else "", ([], []))
-        values.append(_numbers(x))
-        labels.append(np.asarray(y))
+        x, y, owner = _numbers(_example(part, row, place.path), f"{place.path}: example {row + 1:,}")
+        values, labels = held.setdefault(owner, ([], []))
+        values.append(x)
+        labels.append(y)
         if row == 0:
-            check_memory(place.path, 2 * len(part) * values[0].nbytes, place.memory)
-        if values[-1].shape != values[0].shape or labels[-1].shape != labels[0].shape or values[-1].dtype.kind in "OU":
+            check_memory(place.path, 2 * len(part) * x.nbytes, place.memory)
+        if x.shape != values[0].shape or y.shape != labels[0].shape or x.dtype.kind in "OU" or y.dtype.kind == "O":
             raise InputError(
-                f"{place.path}: example {row + 1:,} has {values[-1].dtype} of shape {values[-1].shape} and a label of "
-                f"shape {labels[-1].shape}; expected numbers or a picture, of one shape everywhere"
+                f"{place.path}: example {row + 1:,} has {x.dtype} of shape {x.shape} and a label of {y.dtype} of shape "
+                f"{y.shape}; expected numbers or a picture, and a label, of one shape everywhere"
             )
     for name, (values, labels) in held.items():
         where = f"{place.path}: client {name!r}" if name else place.path
         yield ClientExamples(name, np.stack(values), as_labels(np.stack(labels), f"{where}: y").tolist(), where)
 
 
-def _numbers(x: Any) -> np.ndarray:
-    """An array of a tensor, or of a picture of Pillow."""
+def _numbers(example: Any, where: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """Arrays of an example's tensor, or picture of Pillow, and of its label; and whose it is, or nothing."""
     import numpy as np
     from PIL import Image
 
-    return np.asarray(turned(x) if isinstance(x, Image.Image) else x)
+    try:
+        x, y, *owner = example
+        pixels = np.asarray(turned(x) if isinstance(x, Image.Image) else x)
+        return pixels, np.asarray(y), str(owner[0]) if owner else ""
+    except Exception as error:  # noqa: BLE001 (whatever other people's tensors and pictures raise)
+        raise InputError(f"{where}: no (x, y) or (x, y, client) that can be read: {one_line(error)}") from None
 
 
 _imported: dict[str, bytes] = {}  # module -> SHA-256 of its file when it was imported

@@ -373,7 +373,7 @@ def test_data_says_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["clients"] == sorted(np.bincount(client).tolist(), reverse=True)[:4]
     app(asked, standalone_mode=False)
     shown = capsys.readouterr().out
-    assert "4 clients, training examples: " in shown and "ill (" in shown
+    assert "4 clients of 5 keys in the data, training examples: " in shown and "ill (" in shown
 
 
 def test_checking_a_file_imports_nothing_slow(here: Path) -> None:
