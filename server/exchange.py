@@ -121,6 +121,8 @@ def _ask_who_they_are(
         if not told and time.monotonic() - begun > _TELL_SECONDS and len(nodes) >= count:
             tell(_late_words(missing, timeout))
             told = True
+            # A SuperNode that was killed and started again has lost what it was asked, and nobody says so.
+            asked.send({node: Message(RecordDict(), node, "query") for node in nodes if node not in named})
     return named, failed
 
 

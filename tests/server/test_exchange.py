@@ -23,10 +23,10 @@ class SlowGrid:
     Args:
         says: node id -> the partition it names; why its app failed; ``None`` if it never answers.
         looks: for replies, before the first one is there.
-        losses: node id -> what its answers come as before the first right one.
+        losses: node id -> what its answers come as before the first right one; ``None`` never comes.
     """
 
-    def __init__(self, says: Says, looks: int = 0, losses: dict[int, list[Error]] | None = None) -> None:
+    def __init__(self, says: Says, looks: int = 0, losses: dict[int, list[Error | None]] | None = None) -> None:
         self._says = says
         self._left = looks
         self._looks = 0
@@ -46,7 +46,9 @@ class SlowGrid:
         key, said = f"message {self._looks}", self._says[node]
         message.metadata.__dict__["_message_id"] = key
         if self._losses.get(node):
-            reply = Message(self._losses[node].pop(), reply_to=message)
+            if (error := self._losses[node].pop()) is None:
+                return key
+            reply = Message(error, reply_to=message)
         elif isinstance(said, str):
             reply = Message(Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, said), reply_to=message)
         elif said is not None:
@@ -100,6 +102,8 @@ def test_the_server_says_which_clients_it_waits_for(monkeypatch: pytest.MonkeyPa
     find_clients(cast(Grid, SlowGrid({70: 1, 30: None, 90: 0, 20: None})), 4, told.append, 1, 0.2)
     (said,) = told
     assert said.startswith("clients 2-3 have not answered within 0.02 s, though all SuperNodes are connected")
+    restarted = SlowGrid({70: 1, 30: 0}, losses={30: [None]})  # it has lost what it was asked
+    assert find_clients(cast(Grid, restarted), 2, told.append, 1, 5).nodes == {0: 30, 1: 70}
 
 
 @pytest.mark.parametrize("losses", [[CRASHED], [UNSENT], [UNSENT, CRASHED]])
