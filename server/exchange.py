@@ -108,6 +108,7 @@ def _ask_who_they_are(
     named: dict[int, int] = {}
     failed: dict[int, str] = {}
     asked, begun, told = Questions(grid), time.monotonic(), False
+    late = min(_TELL_SECONDS, math.inf if timeout is None else timeout / 2)
     asked.send({node: Message(RecordDict(), node, "query") for node in nodes})
     for answer in asked.replies(_deadline(timeout)):
         for node, reply in answer:
@@ -118,8 +119,8 @@ def _ask_who_they_are(
         missing = [client for client in range(count) if client not in named.values()]
         if not missing:
             break
-        if not told and time.monotonic() - begun > _TELL_SECONDS and len(nodes) >= count:
-            tell(_late_words(missing, timeout))
+        if not told and time.monotonic() - begun > late and len(nodes) >= count:
+            tell(_late_words(missing, late, timeout))
             told = True
             # A SuperNode that was killed and started again has lost what it was asked, and nobody says so.
             asked.send({node: Message(RecordDict(), node, "query") for node in nodes if node not in named})
@@ -134,11 +135,11 @@ def _partition(reply: Message) -> int:
         return -1
 
 
-def _late_words(missing: Sequence[int], timeout: float | None) -> str:
+def _late_words(missing: Sequence[int], late: float, timeout: float | None) -> str:
     clients = f"client {missing[0]} has" if len(missing) == 1 else f"clients {members_text(missing)} have"
     limit = "" if timeout is None else f"; they are waited for until {timeout:g} s are over"
     return (
-        f"{clients} not answered within {_TELL_SECONDS:g} s, though all SuperNodes are connected: apps are still "
+        f"{clients} not answered within {late:g} s, though all SuperNodes are connected: apps are still "
         f"starting (PyTorch takes long where many start at once), or their executors hang or have ended{limit}"
     )
 
