@@ -49,8 +49,7 @@ def evade_run(folder: RunFolder, config: EvadeConfig, progress: Progress) -> Eva
         for number, trial in enumerate(trials, 1):
             lines += attempts(trial, target, victims)
             progress.advanced("attacks by size", number, len(trials))
-    evasion = _evasion(config, victims, trials, lines, len(rows), robustness)
-    evasion = evasion.model_copy(update={"seconds": time.monotonic() - began})
+    evasion = _evasion(config, victims, trials, lines, len(rows), robustness, time.monotonic() - began)
     with writing():
         write_evasion(folder, evasion, lines)
         folder.write_summary(summary.with_found({"evasion": evasion}))
@@ -132,6 +131,7 @@ def _evasion(
     lines: Sequence[EvasionAttempt],
     chosen: int,
     robustness: Robustness | None,
+    seconds: float,
 ) -> Evasion:
     sizes, known = config.attacked_sizes, victims.radii
     least, certified = [], []
@@ -158,7 +158,7 @@ def _evasion(
         ),
         broken=len({each.image for each in lines if each.broken}),
         wrong_at_most=None if robustness is None else robustness.wrong_at_most,
-        seconds=0.0,
+        seconds=seconds,
     )
 
 

@@ -7,6 +7,7 @@ are one with the root of the sum of their squares. Opacus' steps are those of DP
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedpriv.accounting import guarantee
@@ -134,21 +135,13 @@ def _nothing(what: str, says: str, releases: int, why: str, *notes: str) -> Clai
     return Claim(what, says, SERVER, _UPDATE, None, None, DELTA, releases, f"none: {why}", notes)
 
 
-def _clipping(mod: str) -> Callable[[ByClient, Path], Iterator[Claim]]:
+def _clipping(mod: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
     """Flower's mods that clip, for wrappers that add noise at the server."""
-
-    def claimed(by_client: ByClient, _: Path) -> Iterator[Claim]:
-        actions = [action for answers in by_client.values() for action in _actions(answers, mod)]
-        if actions:
-            bit = "; its norm_bit leaves as it is" if mod == "adaptiveclipping_mod" else ""
-            yield _nothing(
-                mod,
-                "clips for a wrapper at the server",
-                max(len(_actions(answers, mod)) for answers in by_client.values()),
-                f"no noise is added at the client, and the server sees each clipped update{bit}",
-            )
-
-    return claimed
+    clipped = max((len(_actions(answers, mod)) for answers in by_client.values()), default=0)
+    if clipped:
+        bit = "; its norm_bit leaves as it is" if mod == "adaptiveclipping_mod" else ""
+        why = f"no noise is added at the client, and the server sees each clipped update{bit}"
+        yield _nothing(mod, "clips for a wrapper at the server", clipped, why)
 
 
 def _privatise(_: ByClient, out: Path) -> Iterator[Claim]:
@@ -190,8 +183,8 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
 
 _OF_MODS: Mapping[str, Callable[[ByClient, Path], Iterator[Claim]]] = {
     "LocalDpMod": _local_dp,
-    "fixedclipping_mod": _clipping("fixedclipping_mod"),
-    "adaptiveclipping_mod": _clipping("adaptiveclipping_mod"),
+    "fixedclipping_mod": partial(_clipping, "fixedclipping_mod"),
+    "adaptiveclipping_mod": partial(_clipping, "adaptiveclipping_mod"),
     "privatise": _privatise,
     "secaggplus_mod": _secaggplus,
 }

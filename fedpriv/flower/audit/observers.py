@@ -53,9 +53,9 @@ class _Noted:
     """What is noted while one message is answered."""
 
     actions: list[ModAction] = field(default_factory=list)
-    steps: Counter[tuple[int, float, float]] = field(default_factory=Counter)  # (accountant, noise, rate) -> steps
-    accountants: dict[int, Any] = field(default_factory=dict)  # kept, so that no other has the number of one
-    uniform: set[int] = field(default_factory=set)  # accountants of loaders that do not draw Poisson batches
+    steps: Counter[tuple[Any, float, float]] = field(default_factory=Counter)  # (accountant, noise, rate) -> steps
+    accountants: set[Any] = field(default_factory=set)
+    uniform: set[Any] = field(default_factory=set)  # accountants of loaders that do not draw Poisson batches
     stated: list[Stated] = field(default_factory=list)
     noises: Noises = field(default_factory=Noises)
 
@@ -72,8 +72,8 @@ class ObservedApp:
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
-        about = Answer(client_of(context), context.node_id, type_of(message), stage_of(message.content))
-        about = replace(about, sent=described(message.content))
+        stage, sent = stage_of(message.content), described(message.content)
+        about = Answer(client_of(context), context.node_id, type_of(message), stage, sent)
         came = dict(message.content.array_records)
         noted = _Noted()
         token = _NOTED.set(noted)
@@ -99,8 +99,8 @@ class ObservedApp:
     def _write(self, answer: Answer, noted: _Noted) -> None:
         drawn, doubt = noted.noises.drawn, noted.noises.doubt
         engines = tuple(
-            EngineSteps(noise, rate, steps, drawn.poisson and number not in noted.uniform, drawn.uses(steps), doubt)
-            for (number, noise, rate), steps in noted.steps.items()
+            EngineSteps(noise, rate, steps, drawn.poisson and each not in noted.uniform, drawn.uses(steps), doubt)
+            for (each, noise, rate), steps in noted.steps.items()
         )
         whole = replace(answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated))
         (self.folder / ANSWERS).mkdir(parents=True, exist_ok=True)
@@ -256,17 +256,17 @@ def observing_engines(noted: _Noted) -> Iterator[None]:
     from opacus.data_loader import DPDataLoader
 
     def stepped(_: Any, accountant: Any, *, noise_multiplier: float, sample_rate: float) -> None:
-        noted.accountants[id(accountant)] = accountant
-        noted.steps[id(accountant), float(noise_multiplier), float(sample_rate)] += 1
+        noted.accountants.add(accountant)
+        noted.steps[accountant, float(noise_multiplier), float(sample_rate)] += 1
 
     def asked(epsilon: float, accountant: Any, delta: float, *_: Any, **__: Any) -> None:
-        if id(accountant) in noted.accountants:
+        if accountant in noted.accountants:
             noted.stated.append(Stated(float(epsilon), float(delta)))
 
     def made(result: tuple[Any, ...], engine: Any, *_: Any, **__: Any) -> None:
-        noted.accountants[id(engine.accountant)] = engine.accountant
+        noted.accountants.add(engine.accountant)
         if not isinstance(result[-1], DPDataLoader):
-            noted.uniform.add(id(engine.accountant))
+            noted.uniform.add(engine.accountant)
 
     def promised(_: Any, __: Any, *, target_epsilon: float, target_delta: float, **___: Any) -> None:
         noted.stated.append(Stated(float(target_epsilon), float(target_delta)))

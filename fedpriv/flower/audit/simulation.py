@@ -127,22 +127,6 @@ def observe(copy: Path, out: Path, clients: int, overrides: str) -> Simulated:
     return Simulated(tuple(mods), notes.layers, tuple(notes.rounds), problem, by_app)
 
 
-@dataclass(frozen=True)
-class _ObservedServer:
-    """A ServerApp whose error is kept: Flower hides it where its own runtime fails as well."""
-
-    app: Any
-    raised: list[Exception]
-
-    def __call__(self, *given: Any, **named: Any) -> None:
-        """Run it."""
-        try:
-            self.app(*given, **named)
-        except Exception as error:
-            self.raised.append(error)
-            raise
-
-
 def _run(copy: Path, out: Path, clients: int, overrides: str, raised: list[Exception]) -> None:
     """Load both apps, and do what Flower does for ``flwr run`` on its simulation runtime."""
     from flwr.app import Context, RecordDict
@@ -163,10 +147,19 @@ def _run(copy: Path, out: Path, clients: int, overrides: str, raised: list[Excep
     components = get_project_config(copy)["tool"]["flwr"]["app"]["components"]
     server, client = (_loaded(components[name], copy) for name in ("serverapp", "clientapp"))
     config = get_fused_config_from_dir(copy, run.override_config)
+
+    def observed(*given: Any, **named: Any) -> None:
+        """Run the ServerApp and keep its error: Flower hides it where its own runtime fails as well."""
+        try:
+            server(*given, **named)
+        except Exception as error:
+            raised.append(error)
+            raise
+
     _run_simulation(
         num_supernodes=clients,
         client_app=cast(Any, ObservedApp(client, out)),
-        server_app=cast(Any, _ObservedServer(server, raised)),
+        server_app=cast(Any, observed),
         server_app_context=Context(RUN, SUPERLINK_NODE_ID, {}, RecordDict(), config),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
         app_dir=str(copy),
