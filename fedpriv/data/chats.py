@@ -95,7 +95,8 @@ class ChatTemplate:
 
     def texts(self, chats: Sequence[Sequence[Turn]], where: str, marked: bool) -> list[str]:
         """Return the text of each chat; ``marked``: refuse those in which the marks do not tell who speaks."""
-        texts = [self.render(turns) for turns in chats]
+        begin = dict(self.tokens).get("bos_token", "")  # every text gets that token, which may not be there twice
+        texts = [self.render(turns).removeprefix(begin) for turns in chats]
         if marked:
             odd = sum(not self._is_told(text, turns) for text, turns in zip(texts, chats, strict=True))
             if odd:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
+from fedpriv.core.names import START
 from fedpriv.data.datasets import load_dataset
 from fedpriv.data.tokenizers import NO_TARGET, next_targets
 
@@ -76,8 +77,9 @@ def test_a_tokenizers_own_template(tmp_path: Path, form: str) -> None:
         asked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
         found = own.apply_chat_template(plain, **asked)
         tokens = torch.tensor(found["input_ids"]) + 3
-        assert torch.equal(x[1 : 1 + len(tokens)].long(), tokens)
-        learnt = functional.pad(y != NO_TARGET, (1, 0))[1 : 1 + len(tokens)]
+        assert x[0] == START and tokens[0] == 3 + own.bos_token_id
+        assert torch.equal(x[1 : len(tokens)].long(), tokens[1:])
+        learnt = functional.pad(y != NO_TARGET, (1, 0))[: len(tokens)]
         assert learnt.tolist() == [bool(each) for each in found["assistant_masks"]]
         assert int((y != NO_TARGET).sum()) == sum(found["assistant_masks"])
 
