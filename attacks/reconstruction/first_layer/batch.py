@@ -621,16 +621,16 @@ MANY = "{} images stand above the noise in the first layer's gradient; closed_fo
 
 
 @dataclass(frozen=True, eq=False)
-class BatchRead:
-    """What the first layer says of a batch."""
+class LayerReading:
+    """What the first layer says."""
 
     images: Tensor  # (n, C, H, W), normalised, the strongest first
-    labels: Tensor  # int64 (n,), each its image's
-    note: str  # how sure that is, for people
-    unexplained: float  # the share of the squared gradient that these images leave
+    labels: Tensor | None  # int64 (n,), each its image's; None: the last layer may tell them
+    note: str = ""  # how sure that is, for people
+    unexplained: float | None = None  # the share of a batch's squared gradient that these images leave
 
 
-def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:
+def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> LayerReading:
     """Tell the images of a batch apart."""
     weight, bias = stacked(victim, layer)
     if bias is None or not victim.one_scale:
@@ -652,7 +652,7 @@ def read_batch(scene: Scene, victim: Victim, layer: InputLayer) -> BatchRead:
     separation = separation if switching or not _modelled(victim) else separation.polished()
     order = (spectrum.left @ separation.mixing).norm(dim=0).argsort(descending=True)
     images, labels = separation.images[order.to(scene.mean.device)], separation.labels[order.to(scene.mean.device)]
-    return BatchRead(images, labels, "; ".join(notes), spectrum.unexplained)
+    return LayerReading(images, labels, "; ".join(notes), spectrum.unexplained)
 
 
 def stacked(victim: Victim, layer: InputLayer) -> tuple[Tensor, Tensor | None]:

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from fedpriv.accounting.vmf_functions import log_mgf, mean_resultant_length
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import kink_inputs
-from fedpriv.attacks.reconstruction.first_layer.batch import InputLayer, find_input_layer, read_batch, stacked
+from fedpriv.attacks.reconstruction.first_layer.batch import (
+    InputLayer,
+    LayerReading,
+    find_input_layer,
+    read_batch,
+    stacked,
+)
 from fedpriv.attacks.reconstruction.labels import read_labels
 from fedpriv.attacks.reconstruction.matching import Compared, Matcher, Precision, compared, squared_distance
 from fedpriv.attacks.reconstruction.priors import GaussianPrior
@@ -265,17 +271,7 @@ def read_starts(scene: Scene, victims: Sequence[Victim]) -> list[Start]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """Images (n, C, H, W), labels (n,) unless the last layer tells them, and of a batch the share that is left."""
-
-    images: Tensor
-    labels: Tensor | None
-    note: str = ""
-    unexplained: float | None = None
-
-
-def _read_all(scene: Scene, rows: Sequence[Victim]) -> list[_Read]:
+def _read_all(scene: Scene, rows: Sequence[Victim]) -> list[LayerReading]:
     layers: dict[int, InputLayer | None] = {}
     for victim in rows:
         if id(victim.parameters) not in layers:
@@ -283,27 +279,26 @@ def _read_all(scene: Scene, rows: Sequence[Victim]) -> list[_Read]:
     return [_read(scene, victim, layers[id(victim.parameters)]) for victim in rows]
 
 
-def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
+def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> LayerReading:
     """What the first layer says."""
     if layer is None:
         lone = victim.model.examples == 1 and victim.model.training is None and victim.one_scale
         patches = read_patches(scene, victim) if lone else None
         if patches is None or patches.misfit > SOLVED:
             raise AttackRefused(_without_layer(scene, victim))
-        return _Read(scene.box(patches.image[None]), None)
+        return LayerReading(scene.box(patches.image[None]), None)
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
         raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
     if victim.in_small_blocks:
         image, label = read_blocks(scene, victim, layer)
-        return _Read(scene.box(image[None]), label[None])
+        return LayerReading(scene.box(image[None]), label[None])
     if victim.model.examples > 1 or victim.pool:
-        batch = read_batch(scene, victim, layer)
-        return _Read(batch.images, batch.labels, batch.note, batch.unexplained)
+        return read_batch(scene, victim, layer)
     weight, bias = stacked(victim, layer)
     usable = bias if victim.one_scale else None
     clean = exact(weight, usable)
     if clean is not None:
-        return _Read(scene.box(clean.image.view(1, *scene.shape)), None)
+        return LayerReading(scene.box(clean.image.view(1, *scene.shape)), None)
     estimate = rank_one(weight, usable, scene.prior, _bias_noise(victim, layer))
     image = estimate.image.view(1, *scene.shape)
     length = estimate.errors.norm()
@@ -313,7 +308,7 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> _Read:
         image = scene.denoised(noisy, noise[None])
     if usable is None:
         image = _scaled(scene, victim, image)
-    return _Read(scene.box(image), _label(scene, victim, image))
+    return LayerReading(scene.box(image), _label(scene, victim, image))
 
 
 # The one image of a vision transformer: the gradient of its table of positions is the error of each patch, and that of
@@ -388,7 +383,7 @@ def _without_layer(scene: Scene, victim: Victim) -> str:
     return f"closed_form reads images in the gradient of {layer.weight}, which is frozen: clients do not upload it"
 
 
-def _complete(scene: Scene, rows: Sequence[Victim], answers: Sequence[_Read]) -> tuple[Tensor, ...]:
+def _complete(scene: Scene, rows: Sequence[Victim], answers: Sequence[LayerReading]) -> tuple[Tensor, ...]:
     """Each row's labels (n,), those read off the last layer included; where there is none, those that match best."""
     open_rows = [victim for victim, answer in zip(rows, answers, strict=True) if answer.labels is None]
     read = iter(read_labels(scene, open_rows)) if open_rows else iter(())
@@ -399,7 +394,7 @@ def _complete(scene: Scene, rows: Sequence[Victim], answers: Sequence[_Read]) ->
     return tuple(labels)
 
 
-def _losses(scene: Scene, rows: Sequence[Victim], answers: Sequence[_Read], labels: Sequence[Tensor]) -> Tensor:
+def _losses(scene: Scene, rows: Sequence[Victim], answers: Sequence[LayerReading], labels: Sequence[Tensor]) -> Tensor:
     """What the images leave unexplained (N,), relative: of single ones in all layers, of batches in the first."""
     losses = torch.tensor([answer.unexplained or 0.0 for answer in answers], dtype=torch.float64)
     single = [row for row, answer in enumerate(answers) if answer.unexplained is None]
