@@ -102,11 +102,8 @@ def _cut(order: np.ndarray, clients: int) -> Shares:
 
 def _by_label(labels: np.ndarray, order: np.ndarray, config: DataConfig, clients: int, seed: int) -> Shares:
     partitioner = _partitioner(config, clients, seed)
-    partitioner.dataset = _table({"index": order, "label": labels[order]})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each redraw of the Dirichlet partitioner warns
-            shares = [_indices(partitioner, client) for client in range(clients)]
+        return _flower_shares(partitioner, {"index": order, "label": labels[order]}, clients)
     except ValueError:
         if config.partition != "dirichlet":
             raise
@@ -114,7 +111,6 @@ def _by_label(labels: np.ndarray, order: np.ndarray, config: DataConfig, clients
             f"data.alpha = {config.alpha:g} leaves some of federation.clients = {clients} without any of the "
             f"{len(labels)} examples, in eleven draws; raise alpha or have fewer clients"
         ) from None
-    return Shares(np.array([len(share) for share in shares], dtype=np.int64), shares.__getitem__)
 
 
 def _by_partitioner(
@@ -124,30 +120,34 @@ def _by_partitioner(
     partitioner = _flower_partitioner(config, clients, seed, has_keys=keys is not None)
     columns = {"index": order, "label": labels[order]} | ({} if keys is None else {"key": keys[order]})
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # some show how far they are
-            warnings.simplefilter("ignore")
-            partitioner.dataset = _table(columns)
-            made = int(partitioner.num_partitions)
-            shares = [_indices(partitioner, client) for client in range(min(clients, made))]
+        shares = _flower_shares(partitioner, columns, clients)
     except Exception as error:  # noqa: BLE001 (other people's code, with arguments of the user's)
         raise InputError(f"data.partitioner: {config.name}: {one_line(error)}") from None
-    if made < clients:
-        raise InputError(key="federation.clients", given=clients, allowed=f"data.partitioner makes {made} partitions")
-    empty = next((client for client, share in enumerate(shares) if not len(share)), None)
-    if empty is not None:
+    if len(shares) < clients:
+        allowed = f"data.partitioner makes {len(shares)} partitions"
+        raise InputError(key="federation.clients", given=clients, allowed=allowed)
+    if not shares.sizes.all():
+        empty = int(shares.sizes.argmin())
         raise InputError(
             f"data.partitioner: {config.name} leaves client {empty} without an example; have fewer clients"
         )
+    return shares
+
+
+def _flower_shares(partitioner: "Partitioner", columns: dict[str, np.ndarray], clients: int) -> Shares:
+    """The first partitions that it makes of these columns, at most ``clients``."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # some show how far they are
+        warnings.simplefilter("ignore")  # each redraw of the Dirichlet partitioner warns
+        partitioner.dataset = optional("datasets", "datasets", "data.partition").Dataset.from_dict(columns)
+        made = range(min(clients, int(partitioner.num_partitions)))
+        parts = (partitioner.load_partition(client).with_format("numpy")[:]["index"] for client in made)
+        shares = [np.sort(part) for part in parts]
     return Shares(np.array([len(share) for share in shares], dtype=np.int64), shares.__getitem__)
 
 
 def _known_partitioners(key: str) -> Any:
     """Flower's partitioners, which take three seconds to import."""
     return optional("flwr_datasets.partitioner", "datasets", key)
-
-
-def _table(columns: dict[str, np.ndarray]) -> Any:
-    return optional("datasets", "datasets", "data.partition").Dataset.from_dict(columns)
 
 
 _FLOWERS = "Partitioner"  # what the names of its classes end with
@@ -190,11 +190,6 @@ def _listed(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     return np.array(value) if any(isinstance(each, tuple) for each in value) else list(value)
-
-
-def _indices(partitioner: "Partitioner", client: int) -> np.ndarray:
-    indices: np.ndarray = partitioner.load_partition(client).with_format("numpy")[:]["index"]
-    return np.sort(indices)
 
 
 def _by_key(keys: np.ndarray | None, name: str, clients: int) -> Shares:

@@ -362,7 +362,10 @@ def arrays_of(
         made = [_Made.labelled(*each, labels, tokenizer, config, where) for each in parts]
         classes = tuple(labels.values())
     else:
-        made = [_Made.following(*each, facts, config.length) for each in parts]
+        made = [
+            _Made(*next_tokens(facts, [row.text for row in rows], owners.tolist(), config.length))
+            for rows, owners in parts
+        ]
         classes = tuple(str(token) for token in range(tokenizer.size))
         silent = sum(int((each.y < 0).all(axis=1).sum()) for each in made)
         warnings = (f"Texts that data.text.length cuts off before their response: {silent:,}.",) if silent else ()
@@ -447,10 +450,6 @@ class _Made(NamedTuple):
             raise InputError(f"{where}: the label {strange!r} is none of {some_of(list(labels))}")
         x = labelled(tokenizer, [row.text for row in rows], config.length)
         return _Made(x, np.array([numbers[row.label or ""] for row in rows], dtype=np.int64), owners)
-
-    @staticmethod
-    def following(rows: Sequence[Row], owners: NDArray[np.int64], facts: TextFacts, length: int) -> _Made:
-        return _Made(*next_tokens(facts, [row.text for row in rows], owners.tolist(), length))
 
     def drawn(self, count: int | None) -> _Made:
         """So many of them; the same for all experiments."""
