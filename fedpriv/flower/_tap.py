@@ -296,7 +296,10 @@ class Tap:
 
 
 def _heard(message: Message, context: Context) -> tuple[int, int]:
-    """The how manieth message of its type this is for the client, and of all to train; Flower's context counts them."""
+    """The how manieth message of its type this is for the client, and of all to train at most.
+
+    Flower's context counts them; a SuperNode that was started again has a new one, but the rounds go on.
+    """
     records, kind = context.state.config_records, type_of(message)
     if stage_of(message.content):
         kind = f"{kind}, {stage_of(message.content)}"
@@ -305,7 +308,8 @@ def _heard(message: Message, context: Context) -> tuple[int, int]:
     heard = int(str(records[_STATE].get(kind, 0))) + 1
     records[_STATE][kind] = heard
     counts = records[_STATE].items()
-    return heard, sum(int(str(count)) for name, count in counts if name == kind or name.split(".")[0] == "train")
+    trained = sum(int(str(count)) for name, count in counts if name == kind or name.split(".")[0] == "train")
+    return heard, max(trained, round_of(message) or 0)
 
 
 def _reply_record(own: TapSettings, content: RecordDict, sent: str) -> str | None:

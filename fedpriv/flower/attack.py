@@ -618,7 +618,10 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
     others = [maker for maker in makers if maker not in ("", "privatise")]
     by = f" of the noise of {', '.join(others)}" if others else ""
     limit = "no limit is proven" if told is None or told.gamma is None else f"in at most {told.gamma:.1%} of cases"
-    epsilon = "no epsilon" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
+    why = worst.theorem.get("epsilon", "none").removeprefix("none: ")
+    epsilon = (
+        f"no epsilon ({why})" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
+    )
     uses = "answer" if worst.sampling == "full" else "step"
     drawn = ", whether or not a batch has it" if worst.sampling.startswith("poisson") else ""
     return (

@@ -37,8 +37,9 @@ _AHEAD = 2  # batches that a loader may have given before the step of the first 
 
 
 def is_poisson(batches: Any) -> bool:
-    """Whether a batch sampler is one of Opacus, or one of these inside another one."""
-    return any(hasattr(each, "sample_rate") for each in (batches, getattr(batches, "sampler", None)))
+    """Whether a batch sampler is one of Opacus, or has one inside, that draws from no generator of the app's own."""
+    samplers = (batches, getattr(batches, "sampler", None))
+    return any(hasattr(each, "sample_rate") and getattr(each, "generator", None) is None for each in samplers)
 
 
 @dataclass

@@ -65,7 +65,9 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     if exchange.summed:
         lines.append("its arrays leave masked: the server has their sum, and metrics and configs in clear.")
     elif exchange.protected:
-        lines.append("a mechanism made its arrays: what they tell is bounded by its ledger.")
+        ours = exchange.noise in ("", "privatise")
+        bounded = "a mechanism made its arrays: what they tell is bounded by its ledger."
+        lines.append(bounded if ours else f"noise of {exchange.noise} is in its arrays.")
     elif update:
         lines += [*_size(before, update), *_rows(update), *_labels(exchange, update)]
         found = first_inputs(update)

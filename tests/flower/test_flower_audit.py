@@ -281,6 +281,10 @@ def test_batches_that_are_kept_are_used_again(poisson: bool) -> None:
         for _ in DPDataLoader.from_data_loader(loader):
             drawn.stepped()
     assert drawn.poisson and drawn.uses(4) == 4
+    with hearing_loaders(drawn := Drawn()):  # whoever knows the generator knows who is in which batch
+        for _ in DPDataLoader.from_data_loader(loader, generator=torch.Generator()):
+            drawn.stepped()
+    assert not drawn.poisson and drawn.uses(4) == 4
 
 
 def test_poisson_batches_beside_others_prove_zero_out_alone() -> None:

@@ -211,7 +211,7 @@ def _opacus(by_client: ByClient) -> Iterator[Claim]:
     if any(not each.poisson for each in own):
         uses = sum(each.uses for each in own)
         notes.append(
-            "batches are not drawn by Poisson sampling, which its accountant assumes; an example may be in "
+            "batches are not drawn by Poisson sampling in secret, which its accountant assumes; an example may be in "
             f"{uses} of them"
         )
     notes.append("only the parameters that its optimiser changed are covered, not metrics and other arrays")
