@@ -44,11 +44,13 @@ def drawn_canaries(config: CanaryConfig, dataset: Dataset, seed: int) -> Canarie
         raise InputError("data.canaries: canaries are for models that learn the next token (data.text.task = 'next')")
     tokenizer, length = dataset.text.tokenizer, dataset.shape[-1]
     start = [START, *dataset.text.encode(config.prefix)]
-    if dataset.text.response not in config.prefix:
+    behind = config.prefix.rpartition(dataset.text.response)[2] if dataset.text.response else ""
+    if dataset.text.response not in config.prefix or (dataset.text.until and dataset.text.until in behind):
+        up_to = f" up to {dataset.text.until!r}" if dataset.text.until else ""
         raise InputError(
             key="data.canaries.prefix",
             given=config.prefix,
-            allowed=f"data.text.response = {dataset.text.response!r} in it, behind which the loss counts",
+            allowed=f"data.text.response = {dataset.text.response!r} in it, behind which the loss counts{up_to}",
         )
     if len(start) + config.length > length:
         raise InputError(

@@ -37,6 +37,8 @@ def _turn(where: str, message: object) -> Turn:
     role, content = next(((known[role], known.get(text)) for role, text in _NAMES if role in known), (None, None))
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
+    if known.get("tool_calls"):
+        raise InputError(f"{where}: tool_calls are not read; write what is to be learnt into its content")
     if not isinstance(role, str) or not isinstance(content, str):
         raise InputError(f'{where}: expected a role and a text, such as {{"role": "user", "content": "Hello"}}')
     return Turn(_ROLES.get(role, role), content)
@@ -83,15 +85,25 @@ class ChatTemplate:
     def marks(self) -> tuple[str, str]:
         """What stands before each message of an assistant, and behind it."""
         asked, answer = Turn("user", "7q"), Turn(ASSISTANT, "9a")
-        answered = self.render([asked, answer])
-        before, _, behind = answered.rpartition(answer.content)
-        begin = self.render([asked], prompts=True).removeprefix(self.render([asked]))
+        prompted, twice = self.render([asked], prompts=True), self.render([asked, answer] * 2)
+        question = self._open([asked], prompted)
+        before, _, behind = self._open([asked, answer], twice).rpartition(answer.content)
+        # Prompts may go on, as "<think>" does, and so may messages.
+        begin, longer = sorted((prompted.removeprefix(question), before.removeprefix(question)), key=len)
+        is_told = longer.startswith(begin)
         begin, end = begin or before.rpartition(asked.content)[2].strip(), behind.strip()
-        if not begin or begin not in before or not end:
-            raise InputError(
-                key="data.text.response", given=ASSISTANT, allowed=f"{self.where} does not mark where assistants speak"
-            )
-        return begin, end
+        if begin and end and is_told:
+            heard = "".join(part.partition(end)[0] for part in twice.split(begin)[1:])
+            if asked.content not in heard and heard.count(answer.content) == 2:
+                return begin, end
+        raise InputError(
+            key="data.text.response", given=ASSISTANT, allowed=f"{self.where} does not mark where assistants speak"
+        )
+
+    def _open(self, turns: Sequence[Turn], longer: str) -> str:
+        """The text of a chat, without the end of all texts that a longer one has later."""
+        text = self.render(turns)
+        return text if longer.startswith(text) else text.removesuffix(dict(self.tokens).get("eos_token", ""))
 
     def texts(self, chats: Sequence[Sequence[Turn]], where: str, marked: bool) -> list[str]:
         """Return the text of each chat; ``marked``: refuse those in which the marks do not tell who speaks."""
@@ -107,8 +119,10 @@ class ChatTemplate:
         return texts
 
     def _is_told(self, text: str, turns: Sequence[Turn]) -> bool:
-        begins = text.count(self.marks[0]) == sum(turn.role == ASSISTANT for turn in turns)
-        return begins and not any(mark in turn.content for turn in turns for mark in self.marks)
+        begin, end = self.marks
+        said = text.split(begin)[1:]
+        ends = len(said) == sum(turn.role == ASSISTANT for turn in turns) and all(end in each for each in said)
+        return ends and not any(mark in turn.content for turn in turns for mark in self.marks)
 
 
 def template_files(vocabulary_file: str) -> tuple[Path, Path]:

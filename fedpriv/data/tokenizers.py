@@ -302,6 +302,9 @@ def next_tokens(
     import torch
 
     mark, until = facts.mark, facts.until_mark
+    if (facts.response and not mark) or (facts.until and not until):
+        allowed = f"the tokenizer {facts.tokenizer.name} makes no token of it"
+        raise InputError(key="data.text.response", given=facts.response, allowed=allowed)
     if len(mark) > length:
         raise InputError(f"data.text.response has {len(mark)} tokens, and a sequence {length} (data.text.length)")
     streams = _together(facts, texts, owners) if facts.packed else _apart(facts, texts, owners)

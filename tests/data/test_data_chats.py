@@ -12,8 +12,9 @@ from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import START
+from fedpriv.data.chats import ChatTemplate
 from fedpriv.data.datasets import load_dataset
-from fedpriv.data.tokenizers import NO_TARGET, next_targets
+from fedpriv.data.tokenizers import NO_TARGET, TextFacts, Words, next_targets, next_tokens
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 CHATS = [
@@ -120,6 +121,7 @@ def test_targets_between_marks() -> None:
         ([*CHATS, []], {}, "a chat without a message"),
         ([*CHATS, "Hi"], {}, "4 of 5 texts are chats; expected all or none"),
         ([*CHATS, [{"role": "user"}]], {}, "message 1: expected a role and a text"),
+        ([*CHATS, [{**SYSTEM, "tool_calls": [{}]}]], {}, "message 1: tool_calls are not read"),
         ([*CHATS, ["Hi"]], {}, "message 1: expected a role and a text"),
         (CHATS, {"response": "###"}, "data.text.response = '###': of chats leave prompt out, and response may be"),
         ([*CHATS, [{"role": "user", "content": "x<|im_end|>"}]], {}, "1 of 5 chats have"),
@@ -141,3 +143,36 @@ def test_a_template_that_refuses_a_chat_or_marks_nothing(tmp_path: Path) -> None
         with pytest.raises(InputError) as raised:
             loaded(written(tmp_path, CHATS), **settings)
         assert words in str(raised.value)
+
+
+ASKED = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}<|end|>{% else %}<|assistant|>"
+DONE = "{% endif %}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+
+
+@pytest.mark.parametrize(
+    ("rest", "end"),
+    [
+        ("{{ m.content }}<|end|>" + DONE + "{{ '<e>' if not add_generation_prompt }}", "<|end|>"),
+        ("{{ m.content }}<e>" + DONE + "{{ '<think>' if add_generation_prompt }}", "<e>"),
+        ("{{ '<think></think>' if loop.last }}{{ m.content }}<e>\n" + DONE, "<e>"),
+        ("{{ m.content }}{{ '<|return|>' if loop.last else '<|end|>' }}" + DONE, None),
+        ("{{ m.content }}{{ '<|end|>' if loop.last }}" + DONE, None),
+    ],
+    ids=["phi", "deepseek r1", "qwen3", "gpt-oss", "no end between"],
+)
+def test_marks_of_templates(rest: str, end: str | None) -> None:
+    """Where all texts end otherwise, prompts think, or a last message is another one; what has no marks is refused."""
+    pytest.importorskip("transformers")
+    template = ChatTemplate(ASKED + rest, "the test", (("eos_token", "<e>"),))
+    if end is not None:
+        assert template.marks == ("<|assistant|>", end)
+        return
+    with pytest.raises(InputError, match="does not mark where assistants speak"):
+        _ = template.marks
+
+
+def test_a_response_that_has_no_token() -> None:
+    """Without tokens of its own nothing would tell where the loss begins."""
+    facts = TextFacts("next", Words(["one"], 64), response="\n")
+    with pytest.raises(InputError, match="the tokenizer word makes no token of it"):
+        next_tokens(facts, ["one\ntwo"], [0], 8)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedpriv.attacks.memorisation.audit import audit_memorisation
 from fedpriv.attacks.memorisation.report import Memorisation
 from fedpriv.core.cli.app import app
 from fedpriv.core.config import Experiment
+from fedpriv.core.config.data import CanaryConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
@@ -177,6 +179,10 @@ def test_secrets_are_learnt_where_responses_are(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data\.canaries\.prefix = .pin.: data\.text\.response = . . in it"):
         build_world(experiment(tmp_path, {**CANARIES, "prefix": "pin"}, text=text))
     dataset = build_world(experiment(tmp_path, CANARIES, text=text)).dataset
+    assert dataset.text is not None
+    ending = replace(dataset, text=replace(dataset.text, until="!"))
+    with pytest.raises(InputError, match="behind which the loss counts up to '!'"):
+        drawn_canaries(CanaryConfig(prefix="pin !"), ending, 0)
     begin = torch.tensor(Bytes().encode("pin "))
     canaries = (dataset.x_train[:, 0, 0, 1:5] == begin).all(dim=1)
     learnt = (dataset.y_train[canaries] >= 0).sum(dim=0)
