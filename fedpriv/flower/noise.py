@@ -112,6 +112,7 @@ class Noises:
     around: dict[Optimizer, Any] = field(default_factory=dict)  # what steps -> Opacus' optimiser around it, if any
     steps: int = 0  # of Opacus
     least: float = inf  # the smallest noise multiplier, which a scheduler may change
+    seeded: bool = False  # whether torch's generator had a seed of the app's own in any of these steps
     _seed: int = field(default_factory=torch.initial_seed)
 
     @property
@@ -128,8 +129,7 @@ class Noises:
         if any(hasattr(each, "unclipped_num_std") for each in self.private):
             return "Opacus' adaptive clipping divides a noisy count by the exact size of the batch"
         given = any(each.generator is not None and not each.secure_mode for each in self.private)
-        # Unseeded, torch begins with 64 random bits.
-        if given or torch.initial_seed() != self._seed or self._seed < 2**32:
+        if given or self.seeded:
             return SEEDED.format("torch")
         return ""
 
@@ -144,6 +144,8 @@ class Noises:
         if private is not None:
             self.least = min(self.least, float(private.noise_multiplier))
             self.steps += 1
+            # Unseeded, torch begins with 64 random bits; dates and times in milliseconds have fewer.
+            self.seeded |= torch.initial_seed() != self._seed or self._seed < 2**45
 
 
 @contextmanager

@@ -174,7 +174,11 @@ UNPROVEN = {
     "seeded server": ({}, FIXED.format("Server", AVERAGE), SEED, "numpy's generator, which draws the noise, is seeded"),
     "seeded client": (LOCAL | {"after": SEED}, AVERAGE, "", "numpy's generator, which draws the noise, is seeded"),
     "seeded engine": (
-        OPACUS | {"private": f"torch.manual_seed(4)\n    {OPACUS['private']}"},
+        OPACUS
+        | {
+            "private": f"state = torch.get_rng_state()\n    torch.manual_seed(4)\n    {OPACUS['private']}",
+            "after": "torch.set_rng_state(state)",
+        },
         AVERAGE,
         "",
         "torch's generator, which draws the noise, is seeded",
