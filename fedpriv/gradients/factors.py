@@ -8,8 +8,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
-from itertools import chain, pairwise, repeat
+from functools import cached_property, reduce
+from itertools import pairwise, repeat
 from typing import NamedTuple, Protocol
 
 import torch
@@ -227,31 +227,10 @@ class Sizes:
         open_ = [bound for bound in bounds if bound._value is None]
         if not open_:
             return
-        places, sides = _placed(open_)
-        ordered = sorted(sides, key=lambda place: place[1].numel())
-        norms = lengths_of([sides[place] for place in ordered])
-        numbers = {place: number for number, place in enumerate(ordered)}
-        pairs = [(*(numbers[place] for place in pair), len(ordered))[:2] for pair in places]
-        first, second = torch.tensor(pairs, device=norms.device).unbind(1)
-        scales = torch.tensor([bound._scale for bound in open_], dtype=norms.dtype, device=norms.device)
-        norms = torch.cat([norms, torch.ones_like(norms[:1])])
-        values = (norms[first] * norms[second]).mul_(scales[:, None])
-        for bound, value in zip(open_, values.unbind(), strict=True):
-            bound._value, bound._sides = value, ()
-
-
-Place = tuple[int, torch.Size, tuple[int, ...]]
-
-
-def _placed(bounds: Sequence[Sizes]) -> tuple[list[list[Place]], dict[Place, Tensor]]:
-    """The places of what some bounds follow from, and the tensors there; a layer's input is often another one's."""
-    places = [[_place(side) for side in bound._sides] for bound in bounds]
-    return places, dict(zip(chain(*places), chain(*(bound._sides for bound in bounds)), strict=True))
-
-
-def _place(side: Tensor) -> Place:
-    """What is the same of two views of the same numbers."""
-    return side.data_ptr(), side.shape, side.stride()
+        norms = iter(lengths_of([side for bound in open_ for side in bound._sides]).unbind())
+        for bound in open_:
+            values = [next(norms) for _ in bound._sides]
+            bound._value, bound._sides = reduce(torch.mul, values) * bound._scale, ()
 
 
 class Inputs(Protocol):
@@ -535,7 +514,8 @@ class Outer(Factor):
     @property
     def place(self) -> object:
         """What is the same of two that were applied to the same inputs."""
-        return _place(self._inputs) if isinstance(self._inputs, Tensor) else id(self)
+        inputs = self._inputs
+        return (inputs.data_ptr(), inputs.shape, inputs.stride()) if isinstance(inputs, Tensor) else id(self)
 
     @classmethod
     def stacked(cls, parts: "Sequence[Outer]") -> "Outer":
