@@ -139,6 +139,15 @@ def test_compiled_code_gives_the_same_numbers(
     assert compiled.compiled, compiled.note
 
 
+@pytest.mark.slow
+def test_the_compiler_gives_the_same_numbers() -> None:
+    compiled, eager = Evaluator(parabola, 1, "always"), Evaluator(parabola, 1, "never")
+    (one, first), (other, second) = compiled(*variables()), eager(*variables())
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(first, second)
+    assert compiled.compiled, compiled.note
+
+
 def test_no_memory_for_compiling_is_not_taken_for_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("no memory")
