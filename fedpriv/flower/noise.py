@@ -128,7 +128,9 @@ class Noises:
             return f"{plain[0]} took steps without noise as well: if on the data, what noise covers depends on them"
         if any(hasattr(each, "unclipped_num_std") for each in self.private):
             return "Opacus' adaptive clipping divides a noisy count by the exact size of the batch"
-        given = any(each.generator is not None and not each.secure_mode for each in self.private)
+        given = any(
+            getattr(each, "generator", None) and not getattr(each, "secure_mode", False) for each in self.private
+        )
         if given or self.seeded:
             return SEEDED.format("torch")
         return ""
