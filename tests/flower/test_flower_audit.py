@@ -17,6 +17,7 @@ from dp_accounting import pld
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping as LegacyWrapper
+from flwr.server.strategy import DPFedAvgFixed
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
 from opacus.data_loader import DPDataLoader
@@ -32,7 +33,7 @@ from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
-from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction
+from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, StrategyLayer
 from fedpriv.flower.audit.simulation import Simulated, _loaded, _overridden, observe, read_answers
 from fedpriv.flower.noise import Drawn, hearing_loaders
 from tests.command_line import fedpriv
@@ -289,6 +290,11 @@ def test_batches_that_are_kept_are_used_again(poisson: bool) -> None:
         for _ in DPDataLoader.from_data_loader(loader, generator=torch.Generator()):
             drawn.stepped()
     assert not drawn.poisson and drawn.uses(4) == 4
+
+
+def test_a_strategy_that_flower_has_replaced_proves_nothing() -> None:
+    (claim,) = claims([], (StrategyLayer(DPFedAvgFixed.__name__, DPFedAvgFixed.__module__),), (), Path())
+    assert (claim.what, claim.epsilon) == ("DPFedAvgFixed", None) and "have replaced it" in claim.theorem
 
 
 def test_poisson_batches_beside_others_prove_zero_out_alone() -> None:

@@ -54,6 +54,11 @@ def claims(
             found += _OF_MODS[mod](by_client, out)
     found += _opacus(by_client)
     found += [_wrapper(layer, layers, rounds, by_client) for layer in layers if layer.wraps]
+    found += [
+        _nothing(layer.name, "noise", len(rounds), "Flower's wrappers DifferentialPrivacy... have replaced it")
+        for layer in layers
+        if layer.name.startswith("DPFedAvg")
+    ]
     return tuple(found)
 
 
