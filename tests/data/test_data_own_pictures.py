@@ -716,8 +716,9 @@ def test_datasets_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     whose = [data.keys.names[each] for each in (*data.keys.train, *data.keys.test)]
     assert {(x.tobytes(), (3, 7, 9)[at], who) for x, at, who in zip(images(data), y, whose, strict=True)} == there
     pictures = [(Image.fromarray(each), torch.tensor(label)) for each, label in zip(drawn, labels, strict=True)]
-    data = torch_object(monkeypatch, (Torch(*pictures[:8]), Torch(*pictures[8:])))
-    assert data.keys is None and np.array_equal(images(data), drawn)
+    for kind in (tuple, list):  # random_split returns a list
+        data = torch_object(monkeypatch, kind([Torch(*pictures[:8]), Torch(*pictures[8:])]))
+        assert data.keys is None and np.array_equal(images(data), drawn)
     data = torch_object(monkeypatch, {"train": Torch(*pictures[:9]), "val": Torch(*pictures[9:])})
     assert (len(data.y_train), len(data.y_test)) == (9, 3)
     data = torch_object(monkeypatch, torch.utils.data.TensorDataset(torch.rand(10, 64), torch.arange(10) % 2))

@@ -72,7 +72,8 @@ def _torch_parts(found: Any, place: Place) -> list[Any] | None:
     """Training and test data with examples (x, y), or (x, y, client), as of torch's Dataset; ``None``: others."""
     if place.table is not None or place.text is not None or _is_pandas(found):
         return None
-    given = dict(zip(("train", "test"), found, strict=True)) if isinstance(found, tuple) and len(found) == 2 else found
+    is_pair = isinstance(found, tuple | list) and len(found) == 2  # a list, as random_split returns it
+    given = dict(zip(("train", "test"), found, strict=True)) if is_pair else found
     named = given if isinstance(given, Mapping) else {"": given}
     if not all(hasattr(part, "__getitem__") and hasattr(part, "__len__") and len(part) for part in named.values()):
         return None
