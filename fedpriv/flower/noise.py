@@ -36,10 +36,11 @@ SEEDED = "{}'s generator, which draws the noise, is seeded: whoever knows the se
 _AHEAD = 2  # batches that a loader may have given before the step of the first of them
 
 
-def is_poisson(batches: Any) -> bool:
-    """Whether a batch sampler is one of Opacus, or has one inside, that draws from no generator of the app's own."""
-    samplers = (batches, getattr(batches, "sampler", None))
-    return any(hasattr(each, "sample_rate") and getattr(each, "generator", None) is None for each in samplers)
+def poisson_rate(batches: Any) -> float:
+    """The rate of Opacus' sampler, alone or in another one, with no generator of the app's own; 0: it is none."""
+    samplers: tuple[Any, Any] = (batches, getattr(batches, "sampler", None))
+    own = (each for each in samplers if hasattr(each, "sample_rate") and getattr(each, "generator", None) is None)
+    return next((float(each.sample_rate) for each in own), 0.0)
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Drawn:
     repeats: bool = False  # whether an example may have been in several batches of a pass
     steps: int = 0
     by_poisson: int = 0  # steps, each on a Poisson batch of its own
+    rates: set[float] = field(default_factory=set)  # at which Poisson batches were drawn
     _fresh: Counter[bool] = field(default_factory=Counter)  # batches that no step has used, by whether they are Poisson
 
     @property
@@ -60,7 +62,7 @@ class Drawn:
     def began(self, loader: DataLoader[Any]) -> None:
         """Note a pass over a loader."""
         batches, order = loader.batch_sampler, loader.sampler
-        if is_poisson(batches):
+        if poisson_rate(batches):
             return
         once = isinstance(order, SequentialSampler) or (
             isinstance(order, RandomSampler) and not order.replacement and order.num_samples <= len(order.data_source)
@@ -68,8 +70,10 @@ class Drawn:
         self.passes += 1
         self.repeats |= not (once and type(batches) in (BatchSampler, type(None)))
 
-    def gave(self, poisson: bool) -> None:
-        """Note a batch that a loader gave."""
+    def gave(self, rate: float) -> None:
+        """Note a batch that a loader gave, and the rate of a Poisson batch."""
+        poisson = rate > 0
+        self.rates |= {rate} if poisson else set()
         self._fresh[poisson] = min(self._fresh[poisson] + 1, _AHEAD)
 
     def stepped(self) -> None:
@@ -82,6 +86,10 @@ class Drawn:
         self._fresh[kind] -= 1
         self.by_poisson += kind
 
+    def rate(self, told: float) -> float:
+        """The rate of Poisson batches of which an accountant is told this one."""
+        return told if told in self.rates else max({told, *self.rates})
+
     def uses(self, steps: int) -> int:
         """In how many of so many steps one example may have been; of steps that were not seen, in all."""
         known = self.passes and not self.repeats and not self.by_poisson and steps <= self.steps
@@ -93,7 +101,9 @@ def hearing_loaders(drawn: Drawn) -> Iterator[None]:
     """Note passes over loaders inside, and the batches that they give."""
     with (
         after_each(DataLoader, "__iter__", lambda _, loader: drawn.began(loader)),
-        after_each(_BaseDataLoaderIter, "__next__", lambda _, batches: drawn.gave(is_poisson(batches._index_sampler))),
+        after_each(
+            _BaseDataLoaderIter, "__next__", lambda _, batches: drawn.gave(poisson_rate(batches._index_sampler))
+        ),
     ):
         yield
 
@@ -109,25 +119,22 @@ class Noises:
 
     mods: list[LocalMod] = field(default_factory=list)  # innermost first
     drawn: Drawn = field(default_factory=Drawn)
-    around: dict[Optimizer, Any] = field(default_factory=dict)  # what steps -> Opacus' optimiser around it, if any
+    private: dict[Any, None] = field(default_factory=dict)  # optimisers of Opacus that took steps, each once
+    plain: str = ""  # the type of an optimiser that took a step with none of Opacus around it
     steps: int = 0  # of Opacus
     least: float = inf  # the smallest noise multiplier, which a scheduler may change
     seeded: bool = False  # whether torch's generator had a seed of the app's own in any of these steps
     _seed: int = field(default_factory=torch.initial_seed)
 
     @property
-    def private(self) -> list[Any]:
-        """Optimisers of Opacus."""
-        return [each for each in self.around.values() if each is not None]
-
-    @property
     def doubt(self) -> str:
         """Why nothing is proven of Opacus' noise, whatever its multiplier; empty: nothing is known against it."""
-        plain = [type(each).__name__ for each, private in self.around.items() if private is None]
-        if plain:
-            return f"{plain[0]} took steps without noise as well: if on the data, what noise covers depends on them"
+        if self.plain:
+            return f"{self.plain} took steps without noise as well: if on the data, what noise covers depends on them"
         if any(hasattr(each, "unclipped_num_std") for each in self.private):
             return "Opacus' adaptive clipping divides a noisy count by the exact size of the batch"
+        if own := next(filter(None, map(_own_method, self.private)), ""):
+            return own
         given = any(
             getattr(each, "generator", None) and not getattr(each, "secure_mode", False) for each in self.private
         )
@@ -138,16 +145,26 @@ class Noises:
     def stepped(self, optimizer: Optimizer) -> None:
         """Note a step, and the optimiser of Opacus around it."""
         self.drawn.stepped()
-        if optimizer not in self.around:
-            around = (frame.f_locals.get("self") for frame in _frames())
-            kinds = (each for each in around if getattr(each, "original_optimizer", None) is optimizer)
-            self.around[optimizer] = next((each for each in kinds if hasattr(each, "noise_multiplier")), None)
-        private = self.around[optimizer]
-        if private is not None:
+        around = (frame.f_locals.get("self") for frame in _frames())
+        kinds = (each for each in around if getattr(each, "original_optimizer", None) is optimizer)
+        private = next((each for each in kinds if hasattr(each, "noise_multiplier")), None)
+        if private is None:
+            self.plain = self.plain or type(optimizer).__name__
+        else:
+            self.private[private] = None
             self.least = min(self.least, float(private.noise_multiplier))
             self.steps += 1
             # Unseeded, torch begins with 64 random bits; dates and times in milliseconds have fewer.
             self.seeded |= torch.initial_seed() != self._seed or self._seed < 2**45
+
+
+def _own_method(optimizer: Any) -> str:
+    """Which method that clips or adds noise is not Opacus' own; empty: none."""
+    for name in ("clip_and_accumulate", "add_noise"):
+        method = getattr(optimizer, name, None)
+        if method is not None and not str(method.__module__).startswith("opacus."):
+            return f"{type(optimizer).__name__} has {name} of its own, for which no theorem is known here"
+    return ""
 
 
 @contextmanager
@@ -238,8 +255,9 @@ def _unproven(released: ReleasedUpdate, why: str) -> ReleasedUpdate:
 
 def _of_opacus(noises: Noises, client: int, answers: int, tensors: tuple[int, ...]) -> ReleasedUpdate:
     """The noise of Opacus' optimisers; Poisson batches, if they are, at the rate that its accountant was given."""
-    size, examples = min(map(_batches, noises.private), key=lambda each: each[1] / each[0])
-    bounds = noises.private[0].max_grad_norm
+    drawn = (_batches(each, noises.drawn) for each in noises.private)
+    size, examples = min(drawn, key=lambda each: each[1] / each[0])
+    bounds = next(iter(noises.private)).max_grad_norm
     clip_norm = sqrt(sum(each**2 for each in bounds)) if isinstance(bounds, list) else bounds
     own = {"name": "gaussian", "clip_norm": float(clip_norm), "sigma": noises.least}
     if not noises.drawn.poisson:
@@ -249,11 +267,12 @@ def _of_opacus(noises: Noises, client: int, answers: int, tensors: tuple[int, ..
     return _released("Opacus", config, client, answers, tensors, Sampling("poisson", size, examples), noises.steps)
 
 
-def _batches(optimizer: Any) -> tuple[int, int]:
+def _batches(optimizer: Any, drawn: Drawn) -> tuple[int, int]:
     """The size of batches that an optimiser of Opacus expects, and of how many examples they are drawn."""
     size = max(1, int(optimizer.expected_batch_size))
     known = getclosurevars(optimizer.step_hook).nonlocals if optimizer.step_hook is not None else {}
-    return size, max(size, int(size / known["sample_rate"] + 1e-9)) if known.get("sample_rate") else size
+    rate = known.get("sample_rate")
+    return size, max(size, int(size / drawn.rate(rate) + 1e-9)) if rate else size
 
 
 def _each_time(size: int) -> Sampling:

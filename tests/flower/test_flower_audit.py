@@ -34,8 +34,8 @@ from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audi
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, StrategyLayer
-from fedpriv.flower.audit.simulation import Simulated, _loaded, _overridden, observe, read_answers
-from fedpriv.flower.noise import Drawn, hearing_loaders
+from fedpriv.flower.audit.simulation import Simulated, _loaded, _loaded_apart, _overridden, observe, read_answers
+from fedpriv.flower.noise import Drawn, hearing_loaders, numpy_is_seeded
 from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import (
@@ -197,6 +197,22 @@ UNPROVEN = {
         "",
         "Adam took steps without noise as well",
     ),
+    "bare steps": (
+        OPACUS | {"after": "optimizer.original_optimizer.step()"},
+        AVERAGE,
+        "",
+        "SGD took steps without noise as well",
+    ),
+    "own noise": (
+        OPACUS
+        | {
+            "private": f"{OPACUS['private']}\n    optimizer.add_noise = lambda: [setattr(p, 'grad', p.summed_grad)"
+            " for p in optimizer.params]"
+        },
+        AVERAGE,
+        "",
+        "DPOptimizer has add_noise of its own",
+    ),
     "adaptive clipping": (
         OPACUS | {"private": OPACUS["private"].replace("max_grad_norm=1.0", ADACLIP)},
         AVERAGE,
@@ -257,6 +273,17 @@ def test_batches_that_are_not_drawn_amplify_nothing(audited, tmp_path: Path) -> 
     assert any("not drawn by Poisson sampling" in note for note in claim.notes) and "replace-one" in claim.adjacency
     line = json.loads((folder / "0001-0000.json").read_text())
     assert line["epsilon"] == pytest.approx(claim.once) and "replace-one" in line["adjacency"]
+
+
+def test_the_rate_is_at_least_the_samplers(audited, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Steps on another loader than the one that the engine was given, of 9 in 10 examples and not of half."""
+    loader = "import opacus\n    loader = opacus.data_loader.DPDataLoader(loader.dataset, sample_rate=0.9)"
+    claim = audited(OPACUS | {"private": f"{OPACUS['private']}\n    {loader}"}, rounds=1, clients=2).claims["Opacus"]
+    event = dp_accounting.PoissonSampledDpEvent(0.9, dp_accounting.GaussianDpEvent(1.1))
+    truth = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event)
+    assert claim.releases == 1 and claim.epsilon == pytest.approx(truth.get_epsilon(DELTA), rel=5e-3)
+    line = json.loads((tmp_path / "a" / "out" / "tap-1" / "ledger" / "0001-0000.json").read_text())
+    assert line["epsilon"] >= claim.epsilon
 
 
 def test_uses_of_an_example_follow_from_passes_over_loaders() -> None:
@@ -583,8 +610,10 @@ def test_an_app_that_raises_in_its_run_fails_by_itself(tmp_path: Path, monkeypat
         given["server_app"](InlineGrid(given["client_app"], 2), given["server_app_context"])
 
     monkeypatch.setattr(import_module("flwr.simulation.run_simulation"), "_run_simulation", run)
-    app = write_app(tmp_path / "app", {}, "1 / 0")
+    app = write_app(tmp_path / "app", {"imports": SEED}, "1 / 0")
+    np.random.set_bit_generator(np.random.MT19937())
     with importable(app, monkeypatch):
+        assert _loaded_apart("digits.client_app:app", app) is not None and not numpy_is_seeded()
         told = observe(app, tmp_path / "out", 2, "")
     assert (told.problem, told.by_app) == ("ZeroDivisionError: division by zero", True)
 

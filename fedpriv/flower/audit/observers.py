@@ -99,7 +99,9 @@ class ObservedApp:
     def _write(self, answer: Answer, noted: _Noted) -> None:
         drawn, doubt = noted.noises.drawn, noted.noises.doubt
         engines = tuple(
-            EngineSteps(noise, rate, steps, drawn.poisson and each not in noted.uniform, drawn.uses(steps), doubt)
+            EngineSteps(
+                noise, drawn.rate(rate), steps, drawn.poisson and each not in noted.uniform, drawn.uses(steps), doubt
+            )
             for (each, noise, rate), steps in noted.steps.items()
         )
         whole = replace(answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated))

@@ -145,7 +145,8 @@ def _run(copy: Path, out: Path, clients: int, overrides: str, raised: list[Excep
     run.primary_task_id, run.federation_id = RUN, NOOP_FEDERATION_ID
     run.override_config = _overridden(overrides)
     components = get_project_config(copy)["tool"]["flwr"]["app"]["components"]
-    server, client = (_loaded(components[name], copy) for name in ("serverapp", "clientapp"))
+    server = _loaded(components["serverapp"], copy)
+    client = _loaded_apart(components["clientapp"], copy)
     config = get_fused_config_from_dir(copy, run.override_config)
 
     def observed(*given: Any, **named: Any) -> None:
@@ -191,6 +192,19 @@ def _loaded(reference: str, copy: Path) -> Any:
     if found is not None and not Path(found).resolve().is_relative_to(copy.resolve()):
         raise InputError(f"{reference} is imported from {found}, which is not in the app's folder: uninstall it there")
     return app
+
+
+def _loaded_apart(reference: str, copy: Path) -> Any:
+    """The ClientApp: seeds that its module sets are not the server's, which has a process of its own elsewhere."""
+    import numpy as np
+
+    drawing: Any = np.random  # whose stubs leave its global generator out
+    own = drawing.get_bit_generator()
+    drawing.set_bit_generator(np.random.MT19937())
+    try:
+        return _loaded(reference, copy)
+    finally:
+        drawing.set_bit_generator(own)
 
 
 def main(copy: str, out: str, clients: str, overrides: str) -> None:
