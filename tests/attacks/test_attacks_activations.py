@@ -1,12 +1,16 @@
 """What a convolution got, from the gradients of weights, against what the network itself gave it."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from attack_victims import digits, normalise, observe
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
 
+from fedpriv.attacks.reconstruction.activations import Activation, deepened, read_activation, read_contrast
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.features import Activation, read_activation, read_contrast
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 
@@ -36,8 +40,35 @@ def test_it_is_what_the_network_gave(stride: int, normal: bool) -> None:
     """Up to its factor; with a stride of 2 by way of the convolution behind, through GroupNorm or a bias."""
     found, truth = read(network(stride, normal), [3])
     assert found is not None and found.layer == "3"
-    cosine = torch.nn.functional.cosine_similarity(found.values.flatten(), truth.flatten(), dim=0)
+    cosine = F.cosine_similarity(found.values.flatten(), truth.flatten(), dim=0)
     assert float(cosine.abs()) > 1 - 1e-4
+
+
+@pytest.mark.parametrize("channels", [16, 8])
+def test_from_what_one_convolution_got_follows_what_earlier_ones_got(channels: int) -> None:
+    """Through shortcuts and a stride of 2; with 8 channels the gradients of the strided ones do not say all of it."""
+    torch.manual_seed(5)
+    norm = partial(nn.GroupNorm, 4)
+    smaller = nn.Sequential(nn.Conv2d(8, channels, 1, stride=2, bias=False), norm(channels))
+    wider = nn.Sequential(nn.Conv2d(channels, 32, 1, bias=False), norm(32))
+    blocks = [
+        BasicBlock(8, channels, stride=2, downsample=smaller, norm_layer=norm),
+        BasicBlock(channels, channels, norm_layer=norm),
+        BasicBlock(channels, 32, downsample=wider, norm_layer=norm),
+    ]
+    first = [nn.Conv2d(1, 8, 3, padding=1, bias=False), norm(8), nn.ReLU()]
+    model = nn.Sequential(*first, *blocks, nn.Flatten(), nn.Linear(512, 10))
+    images, labels = digits()
+    heard = observe(model, images[[3]], labels[[3]])
+    scene = Scene.of(Network(model), heard.settings, torch.float32, images[800:])
+    (victim,) = prepare_victims([heard], scene.network.names, scene.network.device)
+    begin = read_activation(scene, victim)
+    assert begin is not None and begin.layer == "5.conv1"
+    found = deepened(scene, victim, begin, labels[[3]])
+    assert found.layer == "3.conv1"
+    truth = model[:3](normalise(images[[3]])).detach()
+    cosine = float(F.cosine_similarity(found.values.flatten(), truth.flatten(), dim=0))
+    assert cosine > 0.99
 
 
 def test_of_two_examples_it_says_nothing() -> None:
@@ -48,7 +79,7 @@ def test_the_contrast_that_the_norm_hides_is_read_off_its_epsilon() -> None:
     model = network(1, True).double()
     images, labels = digits()
     x = normalise(images[[3]]).double()
-    loss = nn.functional.cross_entropy(model(x), labels[[3]])
+    loss = F.cross_entropy(model(x), labels[[3]])
     names, values = zip(*model.named_parameters(), strict=True)
     gradient = dict(zip(names, torch.autograd.grad(loss, values), strict=True))
     hidden = read_contrast(Network(model), dict(model.named_parameters()), gradient)

@@ -1,0 +1,457 @@
+"""What a convolution got of a single example, from the gradients of weights: in closed form, then by recursion."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.upload_model import Victim
+from fedpriv.gradients import Vector
+from fedpriv.gradients.calls import copied, until_the_end
+
+# What a convolution got of one example, from the gradients of weights alone, up to a factor.
+#
+# The gradient of a convolution with fewer positions than channels has a rank of as many as there are positions, and its
+# rows span the patches of the input. Patches overlap, and those at the border hold zeros: with a stride of 1, one input
+# alone fits. With a larger stride its shifts fit too. Which of their sums it was, the input of the next convolution
+# tells, since normalisation and bias change a channel by a factor and a summand, and ReLU leaves what is positive.
+# Nothing is searched for: both steps are eigenvectors, and a gap between eigenvalues proves that there is no other.
+
+
+RANK = 1e-4  # of the least singular value of the patches: what is below comes from rounding
+FITS = 1e-4  # share of an input's patches that may lie outside their span
+APART = 1e-3  # the best of all sums explains so much better than the next
+VECTORS = 6  # of the inputs that fit, whose shifts span them all
+MOST = 256  # positions; the search is in a space of their square
+EXACT = 1e-9  # of these searches: what is found below starts from it
+POSITIVE = 1e-3  # of the largest number: what is above did pass a ReLU
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """What a convolution got, up to a factor."""
+
+    layer: str  # its name
+    values: Tensor  # (C, H, W), float64 on the CPU
+
+    @property
+    def apart(self) -> float:
+        """The share of its square that is not that of its channels' means."""
+        return float(
+            (self.values - self.values.mean(dim=(1, 2), keepdim=True)).square().sum() / self.values.square().sum()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Called:
+    """A convolution as the network calls it."""
+
+    name: str
+    layer: nn.Conv2d
+    given: torch.Size  # (C, H, W)
+    made: torch.Size
+    gradient: Tensor
+
+    @property
+    def patches(self) -> dict[str, Any]:
+        return {name: getattr(self.layer, name) for name in ("kernel_size", "dilation", "padding", "stride")}
+
+
+def read_activation(scene: Scene, victim: Victim) -> Activation | None:
+    """Return what the first convolution got of which that can be told; ``None``: of none."""
+    if victim.model.examples != 1 or victim.model.training is not None or max(victim.noise.variances, default=0.0):
+        return None
+    calls = _calls(scene, victim)
+    for number, call in enumerate(calls):
+        found = _inputs(call)
+        if found is not None and len(found) > 1:
+            found = _chosen(call, found, calls[number + 1 :])
+        if found is not None:
+            return Activation(call.name, found[0])
+    return None
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution of one group whose border holds zeros."""
+    plain = type(layer) is nn.Conv2d and layer.groups == 1
+    return plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _calls(scene: Scene, victim: Victim) -> list[_Called]:
+    """The convolutions with overlapping patches, in the order of their calls."""
+    calls: list[_Called] = []
+
+    def write(name: str, layer: nn.Conv2d, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append(_Called(name, layer, inputs[0].shape[1:], output.shape[1:], victim.gradient[f"{name}.weight"]))
+
+    handles = [
+        layer.register_forward_hook(partial(write, name))
+        for name, layer in scene.network.model.named_modules()
+        if _is_plain(layer) and f"{name}.weight" in victim.gradient
+        if all(size > step for size, step in zip(layer.kernel_size, layer.stride, strict=True))
+    ]
+    with until_the_end(handles), torch.no_grad():
+        scene.network.logits(victim.parameters, torch.zeros(1, *scene.shape).to(scene.mean))
+    return calls
+
+
+def _inputs(call: _Called) -> Tensor | None:
+    """An orthonormal basis (K, C, H, W) of the inputs whose patches the gradient's rows span."""
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    matrix, positions = call.gradient.flatten(1).cpu().double(), call.made[1:].numel()
+    if not 1 < positions < min(*matrix.shape, MOST + 1):
+        return None
+    _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
+    if values[positions] > RANK * values[positions - 1]:
+        return None
+    span = rows[:positions]
+    ones = torch.ones(1, *call.given, dtype=torch.float64)
+    shared = F.fold(F.unfold(ones, **call.patches), call.given[1:], **call.patches).clamp(min=1)
+
+    def image(mixing: Tensor) -> Tensor:
+        return F.fold((mixing @ span).mT[None], call.given[1:], **call.patches) / shared
+
+    def nearest(mixing: np.ndarray) -> np.ndarray:
+        """The patches of an image are those that agree where they overlap."""
+        mixed = torch.from_numpy(mixing).view(positions, positions)
+        agreed: Tensor = F.unfold(image(mixed), **call.patches)[0].mT @ span.mT
+        return np.asarray(agreed.flatten())
+
+    strided = max(call.layer.stride) > 1
+    operator = LinearOperator((positions**2,) * 2, matvec=nearest, dtype=np.float64)
+    begin = np.random.default_rng(0).standard_normal(positions**2)
+    fits, mixings = eigsh(operator, k=VECTORS if strided else 2, which="LA", v0=begin, tol=EXACT)
+    images = [
+        image(torch.from_numpy(mixing.copy()).view(positions, positions)) for mixing in mixings.T[fits > 1 - FITS]
+    ]
+    if not images or (not strided and len(images) > 1):
+        return None
+    return torch.cat(images) if not strided else _shifts(torch.cat(images), call)
+
+
+def _shifts(images: Tensor, call: _Called) -> Tensor:
+    """An orthonormal basis of the images and their shifts by strides, one for each position."""
+    (height, width), (down, across) = call.given[1:], call.layer.stride
+    shifted = torch.cat([
+        F.pad(images, (left, 0, top, 0))[:, :, :height, :width]
+        for top in range(0, height, down)
+        for left in range(0, width, across)
+    ]).flatten(1)  # fmt: skip
+    squares, mixings = torch.linalg.eigh(shifted @ shifted.mT)
+    kept = slice(-call.made[1:].numel(), None)
+    basis = torch.linalg.qr(shifted.mT @ (mixings[:, kept] / squares[kept].sqrt())).Q
+    return basis.mT.unflatten(1, call.given)
+
+
+def _chosen(call: _Called, basis: Tensor, later: Sequence[_Called]) -> Tensor | None:
+    """The one sum of a basis that the input of the next convolution goes with."""
+    following = next((other for other in later if other.given == call.made), None)
+    found = None if following is None else _inputs(following)
+    if found is None or len(found) != 1:
+        return None
+    wanted = (found[0] * found.sum().sign()).flatten(1)[:, :, None]  # (channels, positions, 1)
+    passed = (wanted > POSITIVE * wanted.max()).double()
+    made = F.conv2d(basis, call.layer.weight.cpu().double(), None, call.layer.stride, call.layer.padding)
+    made = made.flatten(2).permute(1, 2, 0) * passed
+    # What a factor and a summand for each channel explain is taken off; the rest is zero for the sum in question.
+    known = torch.cat([wanted * passed, passed], dim=2)
+    along = known.mT @ made
+    left = (made.mT @ made - along.mT @ torch.linalg.pinv(known.mT @ known, hermitian=True) @ along).sum(dim=0)
+    misfits, mixings = torch.linalg.eigh(left)
+    if misfits[0] > APART * misfits[1]:
+        return None
+    return torch.einsum("k,kchw->chw", mixings[:, 0], basis)[None]
+
+
+# What earlier convolutions got, once a later one's input is known, layer by layer (R-GAP: Zhu and Blaschko 2021).
+#
+# From what a ReLU gave, the loss's derivative by what it got follows, as all behind it can be run. The gradient of a
+# convolution before it is then linear in what that convolution got, but for the GroupNorm between them, whose
+# derivative depends a little on it: solving again and again converges. Where convolutions with a stride leave the
+# equations weak, what the norms gave, as far as ReLUs let it through, completes them.
+
+
+START = 20261130  # the seed of first guesses
+ROUNDS = 30  # of solving linear equations, at most
+SLOWER = 0.9  # of the misfit before: a round that leaves more is the last
+RIDGE = 1e-2  # of the equations' mean square at the start; as the misfit falls, its square
+MOST_PLACES = 1024  # of a channel: its equations are solved at once
+SURE = 3.0  # the same where it is computed that it did not
+NOISE = 1.5  # times the largest that is negative: what is above did pass a ReLU
+LEAST = 4.0  # deviations that the largest noise has
+MET = 1e-4  # misfit of equations that tell everything
+ROUGH = 0.1  # misfit from which it is worth to go on
+CLOSE = 0.03  # misfit with which an input is of use still
+TOLD = 1e-12  # share of a bias's squared gradient that has to change with a factor to tell it
+REFINED, CONJUGATE = 3, 40  # steps of Gauss-Newton, and of conjugate gradients in each
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A convolution whose input is looked for, what is known of it, and all between it and the next ReLU."""
+
+    layer: Any
+    norm: nn.Module
+    error: Tensor  # the loss's derivative by what the norm gives
+    gradient: Tensor  # the kernels'
+    rest: Tensor  # what is added to what the norm gives
+    wanted: Tensor  # what the ReLU makes of both
+
+    def _errors(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivative by what the convolution gives, and what the norm gives."""
+        given, pull, *_ = torch.func.vjp(self.norm, self.layer(inputs))
+        return pull(self.error)[0], given
+
+    def _patches(self, images: Tensor) -> Tensor:
+        layer = self.layer
+        return F.unfold(images, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+
+    def equations(self, inputs: Tensor) -> Tensor:
+        """How the kernels' gradient depends on the places of a channel: (kernels, places)."""
+        size = inputs.shape[2:]
+        units = torch.eye(size.numel(), dtype=inputs.dtype).view(-1, 1, *size)
+        return torch.einsum("nkp,op->okn", self._patches(units), self._errors(inputs)[0][0].flatten(1)).flatten(0, 1)
+
+    def misfits(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the gradient and of what the ReLU gives (or gets, where it lets that through), by their lengths."""
+        errors, given = self._errors(inputs)
+        made = errors[0].flatten(1) @ self._patches(inputs)[0].mT
+        passed = torch.where(self.wanted > 0, given + self.rest, (given + self.rest).relu())
+        return (made - self.gradient.flatten(1)) / self.gradient.norm(), (passed - self.wanted) / self.wanted.norm()
+
+
+@dataclass(eq=False)
+class _Run:
+    """What was seen of one run of the network."""
+
+    fed: dict[str, int] = field(default_factory=dict)  # convolution -> the number of the ReLU whose result it got
+    # convolution -> the norm behind it, what that gave, and the number of the next ReLU
+    made: dict[str, tuple[nn.Module, Tensor, int]] = field(default_factory=dict)
+    relus: list[tuple[str, Tensor]] = field(default_factory=list)  # the last bias before each, and what it got
+    sources: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)  # by ids: who made a tensor, and itself
+    bias: str = ""
+
+
+class _Replay:
+    """The network in float64, with what is known in place of what its ReLUs give."""
+
+    def __init__(self, scene: Scene, victim: Victim, labels: Tensor) -> None:
+        self.model = copied(scene.network.model).cpu().double()
+        self.model.load_state_dict(dict(victim.parameters), strict=False)
+        for layer in self.model.modules():
+            if isinstance(layer, nn.ReLU):
+                layer.inplace = False
+        self.gradient = {name: value.cpu().double() for name, value in victim.gradient.items()}
+        self.known: dict[int, Tensor] = {}
+        self._losses, self._shape = scene.network.losses, scene.shape
+        self._one_hot = F.one_hot(labels.cpu(), scene.classes).double()
+
+    def run(self) -> tuple[_Run, Tensor]:
+        """Return what was seen, and the loss."""
+        run = _Run()
+        layers = [
+            each for each in self.model.named_modules() if isinstance(each[1], (nn.Conv2d, nn.GroupNorm, nn.ReLU))
+        ]
+        with until_the_end([layer.register_forward_hook(partial(self._see, run, name)) for name, layer in layers]):
+            logits = self.model(torch.zeros(1, *self._shape, dtype=torch.float64, requires_grad=True))
+        return run, self._losses(logits, self._one_hot).mean()
+
+    def _see(self, run: _Run, name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Note a layer's call, and have a ReLU give what is known of it; its derivative follows that."""
+        source, _ = run.sources.get(id(inputs[0]), (None, None))
+        if f"{name}.bias" in self.gradient:
+            run.bias = f"{name}.bias"
+        made: Any = None
+        if isinstance(layer, nn.ReLU):
+            made = len(run.relus)
+            run.relus.append((run.bias, inputs[0]))
+            if made in self.known:
+                value = self.known[made]
+                output = value + (inputs[0] - inputs[0].detach()) * (value > 0)
+        elif _is_plain(layer) and f"{name}.weight" in self.gradient:
+            made = name
+            run.made[name] = (nn.Identity(), output, len(run.relus))
+            if isinstance(source, int):
+                run.fed[name] = source
+        elif isinstance(layer, nn.GroupNorm) and isinstance(source, str):
+            run.made[source] = (layer, output, len(run.relus))
+        output = output.clone()  # what follows may change it in place
+        run.sources[id(output)] = (made, output)
+        return output
+
+    def know(self, number: int, values: Tensor) -> None:
+        """Keep what a ReLU gave but for a factor, which the gradient of the bias before it tells."""
+        sums = []
+        for factor in (2, 1):
+            self.known[number] = factor * values
+            run, loss = self.run()
+            name, given = run.relus[number]
+            sums.append(torch.autograd.grad(loss, given)[0].sum(dim=(0, 2, 3)))
+        if name not in self.gradient or self.gradient[name].shape != sums[0].shape:
+            return
+        # Through norms derivatives fall as the factor grows; past them, along a shortcut, they stay.
+        falling, staying = 2 * (sums[1] - sums[0]), 2 * sums[0] - sums[1]
+        told = float(falling.square().sum())
+        if told > TOLD * float(sums[0].square().sum()):
+            values = values * told / float((self.gradient[name] - staying) @ falling)
+        self.known[number] = values
+
+    def parts(self, number: int) -> list[_Part]:
+        """The convolutions that get what a ReLU gives."""
+        run, loss = self.run()
+        names = [name for name, source in run.fed.items() if source == number and run.made[name][2] < len(run.relus)]
+        made = [run.made[name] for name in names]
+        if not made or any(run.relus[after][1].shape != output.shape for _, output, after in made):
+            return []
+        errors = torch.autograd.grad(loss, [output for _, output, _ in made])
+        return [
+            _Part(
+                self.model.get_submodule(name), norm, error, self.gradient[f"{name}.weight"],
+                (run.relus[after][1] - output).detach(), self.known.get(after, run.relus[after][1].relu()).detach(),
+            )
+            for name, (norm, output, after), error in zip(names, made, errors, strict=True)
+        ]  # fmt: skip
+
+
+def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor) -> Activation:
+    """Return what the first convolution got of which that follows from what a later one got."""
+    replay = _Replay(scene, victim, labels)
+    run, _ = replay.run()
+    if found.layer not in run.fed:
+        return found
+    base, values = run.fed[found.layer], found.values[None] * found.values.sum().sign()
+    values = values / values.square().mean().sqrt()
+    replay.know(base, _passed(values, -values.min() / LEAST, NOISE))
+    replay.know(base, replay.known[base])  # norms' epsilon counts
+    run, _ = replay.run()
+    for number in reversed(range(base + 1, len(run.relus))):
+        # Behind the base all is computed; what is read there has less of rounding, so that no ReLU is mistaken.
+        computed = run.relus[number][1].detach().relu()
+        read = _solved(replay.parts(number), computed.shape, torch.where(computed > 0, NOISE, SURE), refines=False)
+        if read is not None:
+            replay.known[number] = read * (read * computed).sum() / read.square().sum()
+    for number in reversed(range(base + 1)):
+        noise = torch.where(replay.known[base] > 0, NOISE, SURE) if number == base else NOISE
+        read = _solved(replay.parts(number), run.relus[number][1].shape, noise, refines=True)
+        if read is None:
+            break
+        replay.know(number, read)
+        layer = next(name for name, source in run.fed.items() if source == number)
+        found = Activation(layer, replay.known[number][0])
+    return found
+
+
+def _solved(parts: Sequence[_Part], shape: torch.Size, noise: Tensor | float, *, refines: bool) -> Tensor | None:
+    """What convolutions got, (1, C, H, W), up to a factor; ``None``: their gradients do not tell."""
+    places = shape[2:].numel()
+    if not places <= min(sum(part.gradient[:, 0].numel() for part in parts), MOST_PLACES):
+        return None
+    wanted = torch.cat([part.gradient.flatten(2).mT.flatten(0, 1) for part in parts])
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(START), dtype=torch.float64)
+    misfit = math.inf
+    for _ in range(ROUNDS):
+        matrix = torch.cat([part.equations(inputs.relu()) for part in parts])
+        squares = matrix.mT @ matrix
+        squares.diagonal().add_(min(RIDGE, misfit**2) * squares.diagonal().mean())
+        root = torch.linalg.cholesky_ex(squares).L
+        flat = torch.cholesky_solve(matrix.mT @ wanted, root)
+        inputs, left = flat.mT.reshape(shape), matrix @ flat - wanted
+        before, misfit = misfit, float(left.norm() / wanted.norm())
+        if not misfit < SLOWER * before:
+            break
+    if misfit < MET:
+        deviations = torch.cholesky_inverse(root).diagonal().sqrt() * left.square().mean(dim=0).sqrt()[:, None]
+        return _passed(inputs, deviations.view(shape).clamp(min=1e-30), noise)
+    return _refined(parts, inputs.relu()) if refines and misfit < ROUGH else None
+
+
+def _passed(values: Tensor, deviations: Tensor, noise: Tensor | float) -> Tensor:
+    """Zero what may be noise, by so many times the size of what is negative, at least ``LEAST`` deviations."""
+    relative = values / deviations
+    return torch.where(relative > noise * (-relative.min()).clamp(min=LEAST), values, 0.0)
+
+
+def _refined(parts: Sequence[_Part], inputs: Tensor) -> Tensor | None:
+    """Go on by Gauss-Newton, with what the norms gave; ``None``: that does not fit."""
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    def misfits(inputs: Tensor) -> Tensor:
+        return torch.cat([value.flatten() for part in parts for value in part.misfits(inputs)])
+
+    def squares(vector: np.ndarray) -> np.ndarray:
+        along = torch.func.jvp(misfits, (inputs,), (torch.from_numpy(vector).view_as(inputs),))[1]
+        return pull(along)[0].flatten().numpy()
+
+    def nearly_solved(vector: np.ndarray) -> np.ndarray:
+        return torch.cholesky_solve(torch.from_numpy(vector).view(inputs.shape[1], -1).mT, root).mT.flatten().numpy()
+
+    probe = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(START), dtype=torch.float64)
+    size = (inputs.numel(),) * 2
+    for _ in range(REFINED):
+        left, pull, *_ = torch.func.vjp(misfits, inputs)
+        matrix = torch.cat([part.equations(inputs) / part.gradient.norm() for part in parts])
+        nearly = matrix.mT @ matrix
+        for part in parts:
+            nearly.diagonal().add_(
+                torch.func.jvp(part.misfits, (inputs,), (probe,))[1][1].square().sum() / probe.numel()
+            )
+        root = torch.linalg.cholesky_ex(nearly).L
+        step, _ = cg(
+            LinearOperator(size, matvec=squares, dtype=np.float64),
+            pull(left)[0].flatten().numpy(),
+            M=LinearOperator(size, matvec=nearly_solved, dtype=np.float64),
+            maxiter=CONJUGATE,
+        )
+        inputs = inputs - torch.from_numpy(step).view_as(inputs)
+    return inputs.relu() if misfits(inputs).norm() < CLOSE else None
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """What tells how strong an image is where a first convolution without bias before a GroupNorm hides it.
+
+    It does but for the norm's epsilon: along a group's weights the gradient is that of the norm's own factors, times
+    epsilon over the group's variance and epsilon.
+    """
+
+    first: nn.Conv2d
+    weight: Tensor
+    groups: int
+    epsilon: float
+    inner: Tensor  # (groups,), products of the convolution's weights and their gradients
+    whole: Tensor  # (groups,), the same of the norm's
+
+    def restored(self, images: Tensor) -> Tensor:
+        """Return images (1, C, H, W) with the contrast that fits the gradient best."""
+        with torch.no_grad():
+            made = F.conv2d(images.double(), self.weight, None, self.first.stride, self.first.padding)
+        parts = self.inner * made.view(self.groups, -1).var(dim=1, unbiased=False)
+        told = float(parts @ parts)
+        if told == 0:  # an image of one colour
+            return images
+        square = self.epsilon * float((self.whole - self.inner) @ parts) / told
+        return images * math.sqrt(max(square, 0.0))
+
+
+def read_contrast(network: Network, parameters: Vector, gradient: Vector) -> Contrast | None:
+    """Return what tells the contrast; ``None``: the features do."""
+    layers = [(name, layer) for name, layer in network.model.named_modules() if not list(layer.children())]
+    (first, convolution), (second, norm) = layers[:2] if len(layers) > 1 else [("", None)] * 2
+    if not isinstance(convolution, nn.Conv2d) or convolution.bias is not None or not isinstance(norm, nn.GroupNorm):
+        return None
+    products = (
+        (parameters[f"{name}.weight"].detach().double() * gradient[f"{name}.weight"])
+        .view(norm.num_groups, -1)
+        .sum(dim=1)
+        for name in (first, second)
+    )
+    return Contrast(convolution, parameters[f"{first}.weight"].detach().double(), norm.num_groups, norm.eps, *products)
