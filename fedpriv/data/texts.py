@@ -406,6 +406,8 @@ def _prompted(part: TextSplit, response: str, where: str) -> TextSplit:
     early = sum(response in (row.prompt or "") for row in rows)
     if early:
         raise InputError(f"{where}: {early:,} cells of the prompt have data.text.response = {response!r} in them")
+    if response == ASSISTANT and any(row.text.startswith("[{") for row in rows):
+        raise InputError(f"{where}: its chats are written as texts; JSON lines and Parquet hold them as lists")
     lacking = sum(row.prompt is None and response not in row.text for row in rows)
     if lacking:
         raise InputError(f"{where}: {lacking:,} of {len(rows):,} texts lack data.text.response = {response!r}")

@@ -123,6 +123,7 @@ def test_targets_between_marks() -> None:
         ([*CHATS, [{"role": "user"}]], {}, "message 1: expected a role and a text"),
         ([*CHATS, [{**SYSTEM, "tool_calls": [{}]}]], {}, "message 1: tool_calls are not read"),
         ([*CHATS, ["Hi"]], {}, "message 1: expected a role and a text"),
+        ([str(chat) for chat in CHATS], {}, "its chats are written as texts"),
         (CHATS, {"response": "###"}, "data.text.response = '###': of chats leave prompt out, and response may be"),
         ([*CHATS, [{"role": "user", "content": "x<|im_end|>"}]], {}, "1 of 5 chats have"),
     ],
