@@ -367,7 +367,8 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
             seen.leave(uncompiled(module), given, output)
 
     def compared(usual: str, _: Any, *given: Any, **named: Any) -> None:
-        seen.hear_loss(usual, (*given, *named.values())[1])
+        if not _is_traced():
+            seen.hear_loss(usual, (*given, *named.values())[1])
 
     hooks = (
         register_module_forward_pre_hook(entered),
@@ -385,8 +386,9 @@ def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Ite
 
 
 def _is_traced() -> bool:
-    """Whether ``torch.compile`` or ``torch.jit`` run a network to read its code."""
-    return is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    """Whether a network is run to read its code, or by ``torch.func``, whose tensors cannot be kept."""
+    reads = is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return reads or torch._C._functorch.maybe_current_level() is not None
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
