@@ -420,7 +420,7 @@ def _shape(exchange: Exchange, seen: Seen) -> tuple[int, int, int]:
     """(C, H, W) of the images that were seen; of rows, and of what goes with them, all numbers in one line."""
     if seen.inputs is None and seen.parts:
         raise InputError(
-            "the network is given no tensor of examples, but such as a dict, of which attacks have no model"
+            "the network is given no dense tensor of examples, but such as a dict, of which attacks have no model"
         )
     if seen.inputs is None:
         raise InputError("PyTorch was not seen to train a network with these arrays")

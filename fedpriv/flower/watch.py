@@ -250,7 +250,7 @@ class Seen:
         self._inside = None
         tensors = {key: value for key, value in given.items() if isinstance(value, Tensor) and value.ndim}
         batch = next((value for key, value in tensors.items() if key not in _BESIDES), None)
-        if batch is None or output is None:
+        if batch is None or output is None or not _is_kept(batch):
             return
         made = logits_in(output)
         goes_on = self._last is not None and batch.untyped_storage().data_ptr() == self._last
@@ -295,6 +295,12 @@ class Seen:
         elif few and self.batches and self.batches[-1].target is None:
             self.loss = self.loss or name
             self.batches[-1].target = target.detach().cpu().clone()
+
+
+def _is_kept(batch: Tensor) -> bool:
+    """Whether a tensor holds a number at each place: it is not sparse, ragged, without memory, or a batch of nobody."""
+    dense = batch.layout == torch.strided and not batch.is_nested and not batch.is_meta
+    return dense and batch.numel() > 0
 
 
 def part_of(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Mapping[str, str]]:

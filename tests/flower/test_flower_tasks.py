@@ -241,9 +241,23 @@ def test_an_own_loss_that_no_model_fits_is_named(home: Path) -> None:
     assert not summary.attacks
 
 
-def test_examples_in_a_dict_are_named(home: Path) -> None:
-    exchange, _ = told(home, "Boxed", lambda net: F.cross_entropy(net({"values": VALUES}), CLASSES))
-    assert "the network is given no tensor of examples, but such as a dict" in exchange.unattacked
+class Sparse(Rows):
+    def forward(self, values: Tensor) -> Tensor:
+        return self.out(torch.relu(torch.sparse.mm(values, self.hidden.weight.T)))
+
+
+@pytest.mark.parametrize("network", ["Boxed", "Sparse"])
+def test_examples_in_no_dense_tensor_are_named(home: Path, network: str) -> None:
+    """And the answer leaves: the tap changes nothing of it."""
+    given: Any = {"values": VALUES} if network == "Boxed" else VALUES.to_sparse()
+    exchange, _ = told(home, network, lambda net: F.cross_entropy(net(given), CLASSES))
+    assert "the network is given no dense tensor of examples, but such as a dict" in exchange.unattacked
+
+
+def test_batches_of_nobody_are_left_out(home: Path) -> None:
+    """As Poisson sampling draws them."""
+    exchange, summary = told(home, "Rows", lambda net: classes(net) + 0 * net(VALUES[:0]).sum())
+    assert exchange.task == "classes" and not exchange.unattacked and summary.attacks
 
 
 def test_a_time_budget_keeps_what_there_is(home: Path) -> None:
