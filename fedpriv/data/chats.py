@@ -15,6 +15,8 @@ from fedpriv.core.errors import InputError, one_line, optional
 ASSISTANT = "assistant"
 _ROLES = {"human": "user", "gpt": ASSISTANT}  # as ShareGPT calls them
 _NAMES = (("role", "content"), ("from", "value"))
+# Templates may name the day; a data set is the same each day. What ends a block takes the line's end with it.
+_TODAY = "{% macro strftime_now(form) %}2024-07-26{% endmacro %}\n"
 
 
 class Turn(NamedTuple):
@@ -74,7 +76,7 @@ class ChatTemplate:
             return f"{text}<|im_start|>{ASSISTANT}\n" if prompts else text
         library = optional("transformers.utils.chat_template_utils", "zoo", f"the chat template of {self.where}")
         chat = [turn._asdict() for turn in turns]
-        about = {"chat_template": self.source, "add_generation_prompt": prompts, **dict(self.tokens)}
+        about = {"chat_template": _TODAY + self.source, "add_generation_prompt": prompts, **dict(self.tokens)}
         try:
             (text,), _ = library.render_jinja_template([chat], **about)
         except Exception as error:  # noqa: BLE001 (a template raises what it likes)

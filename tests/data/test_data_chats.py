@@ -12,7 +12,7 @@ from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import START
-from fedpriv.data.chats import ChatTemplate
+from fedpriv.data.chats import ChatTemplate, Turn
 from fedpriv.data.datasets import load_dataset
 from fedpriv.data.tokenizers import NO_TARGET, TextFacts, Words, next_targets, next_tokens
 
@@ -170,6 +170,12 @@ def test_marks_of_templates(rest: str, end: str | None) -> None:
         return
     with pytest.raises(InputError, match="does not mark where assistants speak"):
         _ = template.marks
+
+
+def test_templates_that_name_the_day_give_the_same_text_each_day() -> None:
+    pytest.importorskip("transformers")
+    template = "\n  {% if messages %}\n {{ strftime_now('%d %b %Y') }}{% endif %}"
+    assert ChatTemplate(template).render([Turn("user", "Hi")]) == "\n 2024-07-26"
 
 
 def test_a_response_that_has_no_token() -> None:
