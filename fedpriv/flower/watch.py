@@ -361,16 +361,19 @@ def releasing() -> Iterator[list[Callable[[Any, ReleasedUpdate], None]]]:
 def watching(shapes: Mapping[str, tuple[int, ...]], for_tap: bool = True) -> Iterator[Seen]:
     """Watch the network that has arrays of these names and shapes, and every optimiser; nothing runs compiled."""
     seen = Seen(shapes, for_tap)
+    plain = torch._C.DisableTorchFunctionSubclass  # some kinds of parameters, such as Opacus', refuse to be looked at
 
     def entered(module: nn.Module, _: Any) -> None:
         if not _is_traced():
-            seen.enter(uncompiled(module))
+            with plain():
+                seen.enter(uncompiled(module))
 
     # Where forward raises, PyTorch gives no keywords.
     def left(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any] | None, output: Any = None) -> None:
         if not _is_traced():
             given = {**{str(place): value for place, value in enumerate(inputs)}, **(named or {})}
-            seen.leave(uncompiled(module), given, output)
+            with plain():
+                seen.leave(uncompiled(module), given, output)
 
     def compared(usual: str, _: Any, *given: Any, **named: Any) -> None:
         if not _is_traced():

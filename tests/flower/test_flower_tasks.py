@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
 from fedpriv.attacks import reconstruct
 from fedpriv.core.errors import InputError
@@ -22,7 +23,7 @@ from fedpriv.flower.attack import TappedSummary, attack_tapped
 from fedpriv.flower.folder import Exchange, TrainedOn, joined, read_exchanges
 from fedpriv.flower.inference import Records, inferred
 from fedpriv.flower.uploads import dense_layers, first_inputs
-from fedpriv.flower.watch import Batch, names_in, uncompiled
+from fedpriv.flower.watch import Batch, names_in, uncompiled, watching
 from tests.flower.apps import client, context, question, settings
 
 FEATURES = 6
@@ -258,6 +259,14 @@ def test_batches_of_nobody_are_left_out(home: Path) -> None:
     """As Poisson sampling draws them."""
     exchange, summary = told(home, "Rows", lambda net: classes(net) + 0 * net(VALUES[:0]).sum())
     assert exchange.task == "classes" and not exchange.unattacked and summary.attacks
+
+
+def test_parameters_of_another_kind_are_left_to_the_app() -> None:
+    """Those of Opacus' expanded weights raise where they are asked for their shape."""
+    net = Rows()
+    with watching({name: tuple(value.shape) for name, value in net.state_dict().items()}) as seen:
+        call_for_per_sample_grads(net)(VALUES).sum().backward()
+    assert seen.batch_sizes == [2] and cast(Any, net.out.weight).grad_sample.shape == (2, 3, 12)
 
 
 def test_a_time_budget_keeps_what_there_is(home: Path) -> None:
