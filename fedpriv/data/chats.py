@@ -38,7 +38,7 @@ def _turn(where: str, message: object) -> Turn:
     known = message if isinstance(message, dict) else {}
     role, content = next(((known[role], known.get(text)) for role, text in _NAMES if role in known), (None, None))
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = "".join(str(part.get("text") or "") for part in content)
     if known.get("tool_calls"):
         raise InputError(f"{where}: tool_calls are not read; write what is to be learnt into its content")
     if not isinstance(role, str) or not isinstance(content, str):

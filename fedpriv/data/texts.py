@@ -368,7 +368,8 @@ def arrays_of(
         ]
         classes = tuple(str(token) for token in range(tokenizer.size))
         silent = sum(int((each.y < 0).all(axis=1).sum()) for each in made)
-        warnings = (f"Texts that data.text.length cuts off before their response: {silent:,}.",) if silent else ()
+        cut_off = "of which nothing is learnt, such as those that data.text.length cuts off before their response"
+        warnings = (f"Texts {cut_off}: {silent:,}.",) if silent else ()
     train, test = made[0], made[1].drawn(config.tests)
     tokens = [each.x.astype(np.int32)[:, None] for each in (train, test)]
     whose = Keys(train.owners, test.owners, keys.names) if part.train[0].key is not None else None

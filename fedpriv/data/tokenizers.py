@@ -36,6 +36,7 @@ class Tokenizer(ABC):
 
     name: str  # as in `data.text.tokenizer`
     size: int  # of the vocabulary
+    unknown: int | None = None  # the token of all that is not in the vocabulary
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -66,6 +67,7 @@ class Words(Tokenizer):
     """Lower-case words, digits and marks; what is not among them is one token more."""
 
     name = "word"
+    unknown = END + 1
     _PIECES = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?|\d|\S")
 
     def __init__(self, words: Sequence[str], size: int) -> None:
@@ -77,8 +79,7 @@ class Words(Tokenizer):
 
     @override
     def encode(self, text: str) -> list[int]:
-        unknown = END + 1
-        return [self._numbers.get(piece, unknown) for piece in self._PIECES.findall(text.lower())]
+        return [self._numbers.get(piece, self.unknown) for piece in self._PIECES.findall(text.lower())]
 
     @override
     def decode(self, tokens: Sequence[int]) -> str:
@@ -302,8 +303,9 @@ def next_tokens(
     import torch
 
     mark, until = facts.mark, facts.until_mark
-    if (facts.response and not mark) or (facts.until and not until):
-        allowed = f"the tokenizer {facts.tokenizer.name} makes no token of it"
+    marks = [mark for text, mark in ((facts.response, mark), (facts.until, until)) if text]
+    if not all(marks) or any(facts.tokenizer.unknown in mark for mark in marks):
+        allowed = f"the tokenizer {facts.tokenizer.name} does not know it; a larger vocabulary may"
         raise InputError(key="data.text.response", given=facts.response, allowed=allowed)
     if len(mark) > length:
         raise InputError(f"data.text.response has {len(mark)} tokens, and a sequence {length} (data.text.length)")

@@ -178,8 +178,9 @@ def test_templates_that_name_the_day_give_the_same_text_each_day() -> None:
     assert ChatTemplate(template).render([Turn("user", "Hi")]) == "\n 2024-07-26"
 
 
-def test_a_response_that_has_no_token() -> None:
-    """Without tokens of its own nothing would tell where the loss begins."""
-    facts = TextFacts("next", Words(["one"], 64), response="\n")
-    with pytest.raises(InputError, match="the tokenizer word makes no token of it"):
-        next_tokens(facts, ["one\ntwo"], [0], 8)
+@pytest.mark.parametrize("response", ["\n", "assistant"])
+def test_a_response_that_the_tokenizer_does_not_know(response: str) -> None:
+    """Without tokens, or with that of all unknown words, nothing would tell where the loss begins."""
+    facts = TextFacts("next", Words(["one"], 64), response=response)
+    with pytest.raises(InputError, match="the tokenizer word does not know it"):
+        next_tokens(facts, [f"one{response}two"], [0], 8)
