@@ -19,6 +19,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.config.rules import correlation_of, noise_places
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import SamplingName
+from fedpriv.core.numbers import several
 from fedpriv.core.randomness import NoiseStream, Secret, numpy_stream
 from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import DenseGradients, GradientOperator, StackedGradients, Vector
@@ -251,7 +252,7 @@ def draft_plan(
     if experiment.data.is_natural:
         batch_size = min(batch_size, examples)
     if batch_size > examples:
-        larger = f"larger than the data of client {client}: {examples} examples"
+        larger = f"larger than the data of client {client}: {several(examples, 'example')}"
         raise experiment.wrong("training.batch_size", larger, "lower it, or federation.clients")
     if training.sampling == "balls-in-bins":
         batch_size = examples // (examples // batch_size)  # the public mean of a step, of which sums are divided

@@ -246,7 +246,7 @@ def channels_note(shape: Sequence[int], what: str, channels: str | None) -> tupl
     if len(shape) != 4 or channels is not None or shape[1] in (1, 3) or shape[3] in (1, 3):
         return ()
     axis, count = ("last", shape[3]) if channels_are_last(shape) else ("second", shape[1])
-    return (f"The {axis} axis of {what}, {tuple(shape)}, was taken as {count} channels: data.channels says otherwise.",)
+    return (f"The {axis} axis of {what}, {tuple(shape)}, was taken as {count} channels; else set data.channels.",)
 
 
 @dataclass(frozen=True, eq=False)

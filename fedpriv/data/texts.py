@@ -367,9 +367,7 @@ def arrays_of(
             for rows, owners in parts
         ]
         classes = tuple(str(token) for token in range(tokenizer.size))
-        silent = sum(int((each.y < 0).all(axis=1).sum()) for each in made)
-        cut_off = "of which nothing is learnt, such as those that data.text.length cuts off before their response"
-        warnings = (f"Texts {cut_off}: {silent:,}.",) if silent else ()
+        warnings = _silent(made, config, where)
     train, test = made[0], made[1].drawn(config.tests)
     tokens = [each.x.astype(np.int32)[:, None] for each in (train, test)]
     whose = Keys(train.owners, test.owners, keys.names) if part.train[0].key is not None else None
@@ -380,6 +378,17 @@ def arrays_of(
         text=facts,
         keys=whose,
     )
+
+
+def _silent(made: Sequence[_Made], config: CorpusConfig, where: str) -> tuple[str, ...]:
+    """Warn of texts in which nothing is learnt; refuse a part without any other."""
+    silent = [(each.y < 0).all(axis=1) for each in made]
+    for each, name in zip(silent, SPLITS, strict=True):
+        if each.all():
+            allowed = f"no {name} text has a response within so many tokens"
+            raise InputError(where=where, key="data.text.length", given=config.length, allowed=allowed)
+    count = sum(int(each.sum()) for each in silent)
+    return (f"Texts without a response within data.text.length: {count:,}.",) if count else ()
 
 
 def _as_texts(part: TextSplit, config: CorpusConfig, where: str) -> tuple[TextSplit, tuple[str, ...]]:

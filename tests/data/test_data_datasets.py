@@ -150,7 +150,7 @@ def test_which_axis_has_the_channels(said: str | None, shape: tuple[int, ...], t
     data = own(tmp_path / "own.npz", channels=said)
     axes = (0, 1, 2, 3) if said == "first" else (0, 3, 1, 2)
     assert data.shape == shape and np.array_equal(data.x_test, content["x_test"].transpose(axes))
-    note = "The last axis of x_train, (20, 15, 16, 13), was taken as 13 channels: data.channels says otherwise."
+    note = "The last axis of x_train, (20, 15, 16, 13), was taken as 13 channels; else set data.channels."
     assert (note in data.notes) == (said is None)
     assert data.example == "an image of {} channels, {} x {} pixels".format(*shape)
 

@@ -152,8 +152,9 @@ def test_the_loss_counts_responses_alone(tmp_path: Path) -> None:
         assert tokens == [*whole, *[PAD] * 8][:8]
         first = 1 + len(prompt) + 2
         assert targets == [*[NO_TARGET] * (first - 1), *whole[first:], *[NO_TARGET] * 8][:8]
-    (warning,) = dataset.warnings
-    assert warning.startswith("Texts of which nothing is learnt") and warning.endswith("before their response: 1.")
+    assert dataset.warnings == ("Texts without a response within data.text.length: 1.",)
+    with pytest.raises(InputError, match=r"data\.text\.length = 4: no train text has a response within so many tokens"):
+        load_dataset(config(own(tmp_path, content, "own.jsonl"), **about | {"length": 4}), 0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedpriv.core.cli.terminal import Json, out, print_json, print_line
+from fedpriv.core.cli.terminal import Json, out, print_json, print_line, print_sentences
 from fedpriv.core.config import DataConfig, load_experiment, validated
 from fedpriv.core.errors import InputError, printable, some_of
 from fedpriv.core.numbers import several
@@ -109,8 +109,7 @@ def _describe(file: str, as_json: bool) -> None:
     lines += [] if dataset.is_next else [f"classes, training + test examples: {classes}"]
     keys = "" if dataset.keys is None else f" of {len(dataset.keys.names):,} keys in the data"
     lines += [f"{several(len(shares), 'client')}{keys}, training examples: {sizes}", *dataset.notes]
-    for line in (*lines, *(f"warning: {warning}" for warning in dataset.warnings)):
-        print_line(printable(line))
+    print_sentences([printable(line) for line in (*lines, *(f"warning: {each}" for each in dataset.warnings))])
 
 
 def _of_facts() -> str:
