@@ -37,7 +37,7 @@ class Display(Progress):
         self._bars = bars.Progress(
             bars.SpinnerColumn(),
             bars.TextColumn("{task.description}", markup=False),
-            bars.BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
+            bars.BarColumn(bar_width=8, table_column=Column(no_wrap=True)),
             bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
             bars.TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
             # The only column that gives way where the line is too short for all.
@@ -74,7 +74,7 @@ class Display(Progress):
             figures += f"  clients {record.client_accuracy.median:.1%}, worst {record.client_accuracy.worst:.1%}"
         if record.epsilon is not None:
             # While a run goes on, cheaper bounds are computed than for its final ledger, which proves less or as much.
-            figures += f"  ε ≤ {shown_epsilon(record.epsilon)} (quick bound)"
+            figures += f"  ε ≤ {shown_epsilon(record.epsilon)} (quick)"
         self._rounds += 1
         left = (rounds - record.round) * record.seconds
         if self._rounds == 2 and left >= _LONG:
