@@ -60,10 +60,6 @@ class _Called:
     made: torch.Size
     gradient: Tensor
 
-    @property
-    def patches(self) -> dict[str, Any]:
-        return {name: getattr(self.layer, name) for name in ("kernel_size", "dilation", "padding", "stride")}
-
 
 def read_activation(scene: Scene, victim: Victim) -> Activation | None:
     """Return what the first convolution got of which that can be told; ``None``: of none."""
@@ -83,6 +79,11 @@ def _is_plain(layer: nn.Module) -> bool:
     """Whether a layer is a convolution of one group whose border holds zeros."""
     plain = type(layer) is nn.Conv2d and layer.groups == 1
     return plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _patches(layer: Any) -> dict[str, Any]:
+    """How a convolution cuts its input into patches, as folding takes it."""
+    return {name: getattr(layer, name) for name in ("kernel_size", "dilation", "padding", "stride")}
 
 
 def _calls(scene: Scene, victim: Victim) -> list[_Called]:
@@ -113,17 +114,17 @@ def _inputs(call: _Called) -> Tensor | None:
     _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
     if values[positions] > RANK * values[positions - 1]:
         return None
-    span = rows[:positions]
+    span, patches = rows[:positions], _patches(call.layer)
     ones = torch.ones(1, *call.given, dtype=torch.float64)
-    shared = F.fold(F.unfold(ones, **call.patches), call.given[1:], **call.patches).clamp(min=1)
+    shared = F.fold(F.unfold(ones, **patches), call.given[1:], **patches).clamp(min=1)
 
     def image(mixing: Tensor) -> Tensor:
-        return F.fold((mixing @ span).mT[None], call.given[1:], **call.patches) / shared
+        return F.fold((mixing @ span).mT[None], call.given[1:], **patches) / shared
 
     def nearest(mixing: np.ndarray) -> np.ndarray:
         """The patches of an image are those that agree where they overlap."""
         mixed = torch.from_numpy(mixing).view(positions, positions)
-        agreed: Tensor = F.unfold(image(mixed), **call.patches)[0].mT @ span.mT
+        agreed: Tensor = F.unfold(image(mixed), **patches)[0].mT @ span.mT
         return np.asarray(agreed.flatten())
 
     strided = max(call.layer.stride) > 1
@@ -211,20 +212,17 @@ class _Part:
         given, pull, *_ = torch.func.vjp(self.norm, self.layer(inputs))
         return pull(self.error)[0], given
 
-    def _patches(self, images: Tensor) -> Tensor:
-        layer = self.layer
-        return F.unfold(images, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-
     def equations(self, inputs: Tensor) -> Tensor:
         """How the kernels' gradient depends on the places of a channel: (kernels, places)."""
         size = inputs.shape[2:]
         units = torch.eye(size.numel(), dtype=inputs.dtype).view(-1, 1, *size)
-        return torch.einsum("nkp,op->okn", self._patches(units), self._errors(inputs)[0][0].flatten(1)).flatten(0, 1)
+        patches, (errors, _) = F.unfold(units, **_patches(self.layer)), self._errors(inputs)
+        return torch.einsum("nkp,op->okn", patches, errors[0].flatten(1)).flatten(0, 1)
 
     def misfits(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Of the gradient and of what the ReLU gives (or gets, where it lets that through), by their lengths."""
         errors, given = self._errors(inputs)
-        made = errors[0].flatten(1) @ self._patches(inputs)[0].mT
+        made = errors[0].flatten(1) @ F.unfold(inputs, **_patches(self.layer))[0].mT
         passed = torch.where(self.wanted > 0, given + self.rest, (given + self.rest).relu())
         return (made - self.gradient.flatten(1)) / self.gradient.norm(), (passed - self.wanted) / self.wanted.norm()
 

@@ -20,7 +20,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, plai
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
 from fedpriv.attacks.reconstruction.first_layer.closed_form import find_patch_table
 from fedpriv.attacks.reconstruction.labels import find_output_layer, read_labels
-from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.lbfgs import differentiable, minimise
 from fedpriv.attacks.reconstruction.matching import opponent_variation
 from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.scene import Scene, Start
@@ -202,14 +202,10 @@ def _coarse(scene: Scene, begin: Tensor, distances: Distances, iterations: int, 
         images = coordinates.images(points.unflatten(1, scene.shape))
         return images / images.square().mean().sqrt() if one_length else images
 
-    def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = points.detach().requires_grad_()
-        with torch.enable_grad():
-            values = distances(images_at(leaf), index) + PRIOR * leaf.square().mean(dim=1)
-            (gradients,) = torch.autograd.grad(values.sum(), leaf)
-        return values.detach(), gradients
+    def losses(points: Tensor, index: Tensor) -> Tensor:
+        return distances(images_at(points), index) + PRIOR * points.square().mean(dim=1)
 
-    return images_at(minimise(evaluate, begin.flatten(1), iterations).points)
+    return images_at(minimise(differentiable(losses), begin.flatten(1), iterations).points)
 
 
 def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: int, rate: float = RATE) -> Tensor:

@@ -51,6 +51,19 @@ class _Rows:
     newest: Tensor  # (N,), the place of the newest pair; older ones are before it, in a ring
 
 
+def differentiable(losses: Callable[[Tensor, Tensor], Tensor]) -> Evaluate:
+    """Add the gradients to losses (n,) of points (n, D), each of which depends on its own point alone."""
+
+    def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = points.detach().requires_grad_()
+        with torch.enable_grad():
+            values = losses(leaf, index)
+            (gradients,) = torch.autograd.grad(values.sum(), leaf)
+        return values.detach(), gradients
+
+    return evaluate
+
+
 def minimise(
     evaluate: Evaluate,
     start: Tensor,  # (N, D)

@@ -20,7 +20,7 @@ from fedpriv.attacks.baselines import most_frequent
 from fedpriv.attacks.reconstruction.features import ITERATIONS, read_feature_starts
 from fedpriv.attacks.reconstruction.first_layer.closed_form import read_starts
 from fedpriv.attacks.reconstruction.labels import JOINT, read_labels, with_passes
-from fedpriv.attacks.reconstruction.lbfgs import Minimum, minimise
+from fedpriv.attacks.reconstruction.lbfgs import Minimum, differentiable, minimise
 from fedpriv.attacks.reconstruction.matching import (
     Evaluator,
     Matcher,
@@ -788,36 +788,21 @@ def fitted_numbers(
     """Return rows (N, B, 1, 1, features) with the same categories, and those numbers that fit best."""
     if not places:
         return images
-    points = _Numbers(problem, images, logits, places, prior)
-    start = wide(images[..., places].flatten(1))
-    ended = minimise(points, start, POLISHED).points
-    return points.rows(ended, torch.arange(len(images)))
+    images, logits = wide(images), wide(logits)
 
-
-class _Numbers:
-    """Values and gradients as functions of the numbers alone, as :func:`minimise` asks for them."""
-
-    def __init__(
-        self, problem: MatchProblem, images: Tensor, logits: Tensor, places: list[int], prior: NumberPrior | None
-    ) -> None:
-        self._problem, self._images, self._places = problem, wide(images), places
-        self._logits, self._prior = wide(logits), prior
-
-    def __call__(self, points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = points.detach().requires_grad_()
-        problem = self._problem.select(index)
-        rows = self.rows(leaf, index)
-        values = problem.losses(rows, self._logits[index], problem.weights(1, 1))
-        if self._prior is not None:
-            values = values + self._prior.energy(rows[:, :, 0, 0, self._places])
-        (gradients,) = torch.autograd.grad(values.sum(), leaf)
-        return values.detach(), gradients
-
-    def rows(self, points: Tensor, index: Tensor) -> Tensor:
+    def with_numbers(points: Tensor, index: Tensor) -> Tensor:
         """The rows (n, B, 1, 1, features) with these numbers (n, B x numbers)."""
-        images = self._images[index].clone()
-        images[..., self._places] = points.view(*images.shape[:-1], len(self._places))
-        return images
+        rows = images[index].clone()
+        rows[..., places] = points.view(*rows.shape[:-1], len(places))
+        return rows
+
+    def losses(points: Tensor, index: Tensor) -> Tensor:
+        chosen, rows = problem.select(index), with_numbers(points, index)
+        values = chosen.losses(rows, logits[index], chosen.weights(1, 1))
+        return values if prior is None else values + prior.energy(rows[:, :, 0, 0, places])
+
+    ended = minimise(differentiable(losses), images[..., places].flatten(1), POLISHED).points
+    return with_numbers(ended, torch.arange(len(images)))
 
 
 # Many restarts on one upload of rows, put together: each row of a batch as most of them see it.

@@ -1,27 +1,13 @@
 """The batched L-BFGS against scipy, and row by row."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize, rosen, rosen_der
 from torch import Tensor
 
-from fedpriv.attacks.reconstruction.lbfgs import minimise
+from fedpriv.attacks.reconstruction.lbfgs import differentiable, minimise
 from tests.cases import in_one_test
-
-Batch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def differentiable(function: Callable[[Tensor, Tensor], Tensor]) -> Batch:
-    def evaluate(points: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        points = points.detach().requires_grad_()
-        values = function(points, index)
-        (gradients,) = torch.autograd.grad(values.sum(), points)
-        return values.detach(), gradients
-
-    return evaluate
 
 
 def rosenbrock(points: Tensor, _: Tensor) -> Tensor:
