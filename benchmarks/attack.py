@@ -1,7 +1,7 @@
 """Gradient matching: the batched engine against a plain loop of one victim at a time, in milliseconds per iteration.
 
 Usage: python -m benchmarks.attack [--json FILE] [--models lenet,mlp,convnet] [--victims 1,16,64] [--restarts 64]
-       [--threads N] [--noise S] [--quick]
+       [--threads N]
 
 One iteration is what Inverting Gradients does: gradients of the dummies, cosine distance to the upload plus total
 variation, its gradient with respect to the image, a step of Adam on the sign, a box. Images are 3x32x32, one example a
@@ -48,6 +48,7 @@ SHAPE, CLASSES = (3, 32, 32), 10
 TV, RATE, LIMIT = 1e-4, 0.1, 2.0
 METHODS = ("loop", "batched", "batched-compiled")
 LOOPED = 8
+SECONDS = 4  # of all turns of a case
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class AttackCase:
 Step = Callable[[], None]
 
 
-def _uploads(model: nn.Module, count: int, noise: float) -> list[dict[str, Tensor]]:
-    """Gradients of random images, with noise of a share of each tensor's largest number."""
+def _uploads(model: nn.Module, count: int) -> list[dict[str, Tensor]]:
+    """Gradients of random images."""
     generator = torch.Generator().manual_seed(1)
     named = dict(model.named_parameters())
     uploads = []
@@ -71,12 +72,7 @@ def _uploads(model: nn.Module, count: int, noise: float) -> list[dict[str, Tenso
         image = torch.randn(1, *SHAPE, generator=generator)
         label = torch.randint(CLASSES, (1,), generator=generator)
         gradients = torch.autograd.grad(F.cross_entropy(model(image), label), list(named.values()))
-        uploads.append(
-            {
-                name: value + noise * value.abs().max() * torch.randn(value.shape, generator=generator)
-                for name, value in zip(named, gradients, strict=True)
-            }
-        )
+        uploads.append(dict(zip(named, gradients, strict=True)))
     return uploads
 
 
@@ -139,30 +135,28 @@ def _batched(
     return step, len(images), evaluate
 
 
-def _prepare(case: AttackCase, method: str, noise: float) -> tuple[Step, int, Evaluator | None]:
+def _prepare(case: AttackCase, method: str) -> tuple[Step, int, Evaluator | None]:
     model = build_model(MODELS[case.model], SHAPE, CLASSES, seed=0)
-    uploads = _uploads(model, case.victims, noise)
+    uploads = _uploads(model, case.victims)
     if method == "loop":
         return *_loop(model, uploads, case.restarts), None
     return _batched(model, uploads, case.restarts, method == "batched-compiled")
 
 
-def _measure_peak(case: AttackCase, method: str, noise: float, threads: int) -> float:
+def _measure_peak(case: AttackCase, method: str, threads: int) -> float:
     """The peak memory of a few steps, in MiB, over that of what was made before; in a process of its own."""
     torch.set_num_threads(threads)
-    _prepare(AttackCase(case.model, 1, 1), METHODS[0], noise)[0]()  # libraries are loaded
-    step, _, _ = _prepare(case, method, noise)
+    _prepare(AttackCase(case.model, 1, 1), METHODS[0])[0]()  # libraries are loaded
+    step, _, _ = _prepare(case, method)
     before = peak_mib()
     step()
     step()
     return peak_mib() - before
 
 
-def _measure(
-    case: AttackCase, methods: tuple[str, ...], duration: float, noise: float, threads: int
-) -> list[dict[str, Any]]:
-    """Alternate between the methods for about so many seconds and return the median of each."""
-    ready = {method: _prepare(case, method, noise) for method in methods}
+def _measure(case: AttackCase, methods: tuple[str, ...], threads: int) -> list[dict[str, Any]]:
+    """Alternate between the methods for some seconds and return the median of each."""
+    ready = {method: _prepare(case, method) for method in methods}
     for method, (step, _, evaluator) in ready.items():
         step()
         step()
@@ -171,11 +165,11 @@ def _measure(
         elif evaluator is not None and evaluator.note:
             print(f"  {case.model}, {case.victims} x {case.restarts}, {method}: {evaluator.note}")
     times: dict[str, list[float]] = {method: [] for method in methods}
-    end = time.perf_counter() + duration
+    end = time.perf_counter() + SECONDS
     while time.perf_counter() < end or len(times[methods[0]]) < 3:
         for method, (step, count, _) in ready.items():
             times[method].append(1e3 * seconds(step) / count)
-    peaks = [in_own_process(_measure_peak, case, method, noise, threads) for method in methods]
+    peaks = [in_own_process(_measure_peak, case, method, threads) for method in methods]
     ms = medians(times)
     return [
         {**asdict(case), "method": method, "ms_per_iteration_and_victim": ms[method], "peak_mib": peak}
@@ -193,18 +187,15 @@ def main() -> None:
     )
     parser.add_argument("--methods", type=listed(METHODS), default=METHODS, help="by commas")
     parser.add_argument("--threads", type=whole(1), default=os.cpu_count() or 1, help="default: all cores")
-    parser.add_argument("--noise", type=float, default=0.0, help="in the uploads, over their largest number")
-    parser.add_argument("--quick", action="store_true", help="a second a case instead of four, without compiling")
     with parser.parsed() as asked:
         torch.set_num_threads(asked.threads)
-        methods = tuple(name for name in asked.methods if not (asked.quick and name == METHODS[2]))
         rows: list[dict[str, Any]] = []
         for model in asked.models:
             cases = [AttackCase(model, count, 1) for count in asked.victims]
             cases += [AttackCase(model, 1, asked.restarts)] if asked.restarts else []
             for case in cases:
-                rows += _measure(case, methods, 1 if asked.quick else 4, asked.noise, asked.threads)
-                _print(rows[-len(methods) :])
+                rows += _measure(case, asked.methods, asked.threads)
+                _print(rows[-len(asked.methods) :])
         save(asked.json, rows=rows)
 
 

@@ -1,7 +1,6 @@
 """What a GPU brings: steps, attacks, clients side by side, certificates and audits, within five minutes.
 
 Usage: python -m benchmarks.gpu [--json FILE] [--parts steps attacks stacked ray commands] [--seconds 300] [--tiny]
-       [--breaching ENVIRONMENT/bin/python]
 
 Without a GPU the same is measured on the CPU; ``--tiny`` takes small networks and few repeats, and needs seconds: it
 shows that the script works, not how fast anything is. Each part gets an equal share of the seconds that are left; what
@@ -10,9 +9,7 @@ no longer fits is named. A part that fails is named, and the exit code is 1.
 - steps: milliseconds of a training step, by the clock, as a multiple of plain SGD's (target: directional at most 1.5
   for ResNet-18 and GPT at batch 64); Opacus' ghost clipping where Opacus is installed.
 - attacks: milliseconds of an iteration for all victims together on the GPU, one after the other, compiled (iga, not in
-  the tiny mode: it takes a minute), and for one thread on the CPU (target: 50 times as fast), PSNR of both; and of
-  breaching on the same device where ``--breaching`` names its python, as benchmarks.inversion says (target: 5 times as
-  fast at equal quality).
+  the tiny mode: it takes a minute), and for one thread on the CPU (target: 50 times as fast), PSNR of both.
 - stacked: seconds of a federation whose clients train together, next to one whose clients train in turns.
 - ray: seconds of a federation with four clients at a time, a quarter of the GPU each, next to one at a time (target:
   2.5 times as fast, the same accuracy), and how busy the GPU was.
@@ -84,7 +81,6 @@ class Setup:
 
     device: torch.device
     is_tiny: bool
-    breaching: str
     end: float  # of this part, by time.monotonic()
 
     def has_time(self) -> bool:
@@ -108,7 +104,6 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seconds", type=whole(1), default=300, help="of all parts together")
     parser.add_argument("--tiny", action="store_true", help="small networks and few repeats")
-    parser.add_argument("--breaching", default="", help="python of an environment that has breaching")
     with parser.parsed() as asked:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
@@ -116,7 +111,7 @@ def main() -> None:
         end, rows, failed = time.monotonic() + asked.seconds, list[Row](), dict[str, str]()
         for number, part in enumerate(asked.parts):
             now = time.monotonic()
-            setup = Setup(device, asked.tiny, asked.breaching, now + (end - now) / (len(asked.parts) - number))
+            setup = Setup(device, asked.tiny, now + (end - now) / (len(asked.parts) - number))
             try:
                 rows += [{"part": part, **row} for row in PARTS[part](setup)]
             except Exception as error:  # noqa: BLE001 - minutes on a GPU are dear: the other parts are still measured
@@ -222,8 +217,6 @@ def attacks(setup: Setup) -> Iterator[Row]:
             ms, quality = _attacked("iga", heard, images, model, setup.device, False)
         way = f"{setup.device.type}, compiled if that is faster"
         yield _row(f"iga, {setup.victims} victims", way, ms, "ms", note=f"PSNR {quality:.1f} dB")
-    if setup.breaching:
-        yield from _breaching(setup)
 
 
 @contextmanager
@@ -273,18 +266,6 @@ def _attacked(
     model.to("cpu")
     quality = float(metrics.psnr(images[: len(found)], torch.cat(found)).mean())
     return 1e3 * max(after - before, 1e-9) / (long - short) / len(heard), quality
-
-
-def _breaching(setup: Setup) -> Iterator[Row]:
-    """Yield what benchmarks.inversion says of breaching, in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "benchmarks.inversion", "--python", setup.breaching, "--json", str(kept)]
-        subprocess.run([*command, "--batches", "1", "--pairs", "iga:invertinggradients"], cwd=ROOT, check=True)
-        for row in json.loads(kept.read_text())["rows"]:
-            note = f"PSNR {row['psnr']:.1f} dB, breaching's {row['their_psnr']:.1f} dB; processor time"
-            ratio = f"{row['their_ms'] / row['ms']:.1f} x ours"
-            yield _row(row["ours"], "breaching", row["their_ms"], "ms", ratio, note)
 
 
 def stacked(setup: Setup) -> Iterator[Row]:

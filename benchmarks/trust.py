@@ -17,7 +17,7 @@ from fedpriv.core.world import State, World, build_world
 from fedpriv.mechanisms.machinery.quantisation import decoded, encoded
 from fedpriv.mechanisms.machinery.whole_numbers import flat, least_survivors, split
 from fedpriv.server.aggregation import CentralNoise, ServerOptimizer
-from fedpriv.server.evaluation import evaluate_all
+from fedpriv.server.evaluation import evaluate
 from fedpriv.server.uploads import Upload
 from studies.arguments import StudyParser
 from studies.results import student
@@ -71,10 +71,7 @@ def accuracy(experiment: Experiment) -> float:
             continue
         uploads = [Upload(client, 1, local_upload(world, client, before, number)) for client in range(CLIENTS)]
         optimizer.step(CentralNoise(world).mean(number, tuple(uploads)))
-    share = evaluate_all(world, optimizer.state, experiment.federation.rounds).accuracy
-    if share is None:
-        raise ValueError("every test image was evaluated, and there is no accuracy")
-    return share
+    return evaluate(world, optimizer.state)[1]
 
 
 def main() -> None:

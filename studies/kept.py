@@ -5,7 +5,6 @@ The other studies read such a file, or the sweep's folder, so that pages and plo
 
 import gzip
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 from fedpriv.core.errors import InputError
@@ -49,27 +48,21 @@ def with_top_10(sweep: Path, record: TrialRecord) -> TrialRecord:
     """Put the final model's top-10 accuracy (the paper's for LFW), with Wilson's interval, in accuracy's place."""
     # Imported here: they take a second.
     import torch
-    from scipy.stats import binomtest
-    from torchmetrics.functional.classification import multiclass_accuracy
 
-    from fedpriv.core.world import build_world
+    from fedpriv.attacks.intervals import rate_interval
+    from fedpriv.core.finished import final_state, rebuilt_world
 
-    folder = RunFolder.open(sweep / record.folder)
-    checkpoint = folder.load_checkpoint()
-    if record.failed or checkpoint is None:
+    if record.failed:
         return record
-    world = build_world(folder.experiment())
-    parameters = {name: checkpoint.tensors[f"parameters/{name}"] for name in world.initial.parameters}
-    replace(world.initial, parameters=parameters).load_into(world.model)
+    folder = RunFolder.open(sweep / record.folder)
+    world = rebuilt_world(folder, folder.experiment())
+    final_state(folder, world, "evaluate").load_into(world.model)
     world.model.eval()
     labels = world.dataset.y_test
     with torch.no_grad():
-        outputs = world.model(world.network_input(world.dataset.x_test)).cpu()
-    share = float(multiclass_accuracy(outputs, labels, world.dataset.classes, average="micro", top_k=10))
-    interval = binomtest(round(share * len(labels)), len(labels)).proportion_ci(method="wilson")
-    return record.model_copy(
-        update={"accuracy": share, "accuracy_low": float(interval.low), "accuracy_high": float(interval.high)}
-    )
+        likely = world.model(world.network_input(world.dataset.x_test)).topk(10).indices.cpu()
+    share = rate_interval(int((likely == labels[:, None]).sum()), len(labels))
+    return record.model_copy(update={"accuracy": share.value, "accuracy_low": share.low, "accuracy_high": share.high})
 
 
 def beside_noise(record: TrialRecord) -> set[str]:

@@ -1,6 +1,6 @@
 """What attacks recover of single images behind each mechanism: the tables of docs/attacks-measured.md.
 
-Usage: python -m studies.leakage [--json FILE] [--tables DIR] [--pictures DIR] [--scale small|full]
+Usage: python -m studies.leakage [--json FILE] [--tables DIR] [--pictures DIR]
            [--data cifar10,lfw] [--models lenet,mlp] [--networks untrained,trained] [--mechanisms none,vmf:1e5]
            [--attacks iga,map] [--again map] [--victims N] [--seed N] [--device cpu]
 
@@ -107,26 +107,12 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How much is computed: victims a cell, mechanisms, and the attacks' settings."""
-
-    victims: int
-    mechanisms: tuple[str, ...]
-    settings: Mapping[str, Any]
-
-
 MECHANISMS = ("none", "gaussian:0.001", "gaussian:0.01", "gaussian:0.1", "vmf:1e6", "vmf:1e5", "vmf:1e4", "vmf:500")
 KINDS = (ClosedFormSettings, DlgSettings, IdlgSettings, IgaSettings, MapSettings, CandidateSettings)
-DEFAULTS = {kind.name: kind() for kind in KINDS}
-FASTER = {
+SETTINGS = {kind.name: kind() for kind in KINDS} | {  # some are faster than by default
     "dlg": DlgSettings(iterations=150, restarts=2),
     "idlg": IdlgSettings(iterations=150, restarts=1),
     "iga": IgaSettings(iterations=800, tv_start=0.0),  # as documented; the weight has fallen by default since
-}
-SCALES = {
-    "small": Scale(8, MECHANISMS, {**DEFAULTS, **FASTER}),
-    "full": Scale(32, (*MECHANISMS, "vmf-layer:1e6", "vmf-layer:1e5", "vmf-layer:1e4"), DEFAULTS),
 }
 
 
@@ -646,7 +632,7 @@ def _strip(folder: Path, name: str) -> Path:
     return folder / "cells" / f"{name.replace(':', '_')}.png"
 
 
-ATTACK_NAMES = tuple(SCALES["full"].settings)
+ATTACK_NAMES = tuple(SETTINGS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -693,16 +679,14 @@ def _cut_torn_line(path: Path) -> None:
 
 def _missing(options: argparse.Namespace, rows: dict[Cell, CellRow]) -> Iterable[Batch]:
     """The batches to attack, without the cells that are there; one network's attacks follow each other."""
-    scale = SCALES[options.scale]
-    mechanisms, victims = options.mechanisms or scale.mechanisms, options.victims or scale.victims
     for data, model, network in product(options.data, options.models, options.networks):
         for attack in options.attacks:
             if attack not in MODELS[model].attacks:
                 continue
-            config = scale.settings[attack]
-            batch = Batch(data, model, network, attack, config, mechanisms, victims, options.seed, options.device)
+            about = (data, model, network, attack, SETTINGS[attack], options.mechanisms)
+            batch = Batch(*about, options.victims, options.seed, options.device)
             done = {cell for cell, row in rows.items() if row.result is not None and cell.attack not in options.again}
-            wanted = tuple(name for name in mechanisms if batch.cell(name) not in done)
+            wanted = tuple(name for name in options.mechanisms if batch.cell(name) not in done)
             if wanted:
                 yield replace(batch, mechanisms=wanted)
 
@@ -721,14 +705,13 @@ def _parser() -> StudyParser:
     parser.add_argument("--json", type=Path, help="of lines; read, then added to")
     parser.add_argument("--tables", type=Path, help="folder for the tables, as CSV")
     parser.add_argument("--pictures", type=Path, help="folder for pictures (none of faces)")
-    parser.add_argument("--scale", choices=list(SCALES), default="small")
     parser.add_argument("--data", type=listed(DATA), default=("fashion-mnist", "cifar10", "lfw"))
     parser.add_argument("--models", type=listed(tuple(MODELS)), default=("lenet", "mlp"))
     parser.add_argument("--networks", type=listed(NETWORKS), default=("untrained",))
-    parser.add_argument("--mechanisms", type=_mechanisms, default=(), help="default: the scale's")
+    parser.add_argument("--mechanisms", type=_mechanisms, default=MECHANISMS)
     parser.add_argument("--attacks", type=listed(ATTACK_NAMES, 0), default=ATTACK_NAMES)
     parser.add_argument("--again", type=listed(ATTACK_NAMES, 0), default=(), help="attacks to measure anew")
-    parser.add_argument("--victims", type=whole(2), help="default: the scale's")  # intervals need two
+    parser.add_argument("--victims", type=whole(2), default=8)  # intervals need two
     parser.add_argument("--seed", type=whole(0), default=1)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
     return parser

@@ -1,6 +1,6 @@
 """Attacks on single images behind Gaussian noise, and the guess that needs no upload.
 
-Usage: python -m studies.noise [--json FILE] [--models mlp lenet convnet] [--hidden 1024 1024]
+Usage: python -m studies.noise [--models mlp lenet convnet] [--hidden 1024 1024]
            [--data fashion-mnist cifar10] [--sigmas 1e-3 1e-2] [--attacks closed_form iga map] [--victims 16]
            [--iga-steps 2400] [--map-steps 400] [--seed 11] [--prior FILE]
 
@@ -10,16 +10,15 @@ are inferred. The public images are 2,000 test images. Medians with 95 % bootstr
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import save
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.methods.iga import IgaSettings
@@ -51,7 +50,7 @@ def measure(options: argparse.Namespace, model: str, data: str, sigma: float) ->
         try:
             yield {**case, **_attack(options, name, world, public, originals, labels)}
         except AttackRefused as error:
-            print(f"{model}: {error}", flush=True)
+            print(f"{model}: {error}", file=sys.stderr)
 
 
 def _attack(
@@ -107,9 +106,8 @@ def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print one line for each method and case."""
+    """Measure and print one line of JSON for each method and case."""
     parser = StudyParser("studies.noise", __doc__)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--models", nargs="+", default=["mlp", "lenet", "convnet"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024])
     parser.add_argument("--data", nargs="+", default=["fashion-mnist", "cifar10"])
@@ -122,12 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prior", default="", help="file of a trained prior, for closed_form and iga")
     with parser.parsed(arguments) as options:
         _settings(options)  # wrong ones end it before anything is measured
-        rows = []
         for case in product(options.models, options.data, options.sigmas):
             for row in measure(options, *case):
-                rows.append(row)
-                print(json.dumps({key: value for key, value in row.items() if key != "errors"}), flush=True)
-        save(options.json, rows=rows)
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

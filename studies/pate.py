@@ -50,21 +50,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=whole(1), default=5)
     parser.add_argument("--set", action="append", default=[], help="override a key of the configuration")
     with parser.parsed() as asked:
-        _print_trials(asked.seeds, asked.set)
-
-
-def _print_trials(seeds: int, overrides: list[str]) -> None:
-    experiments = [load_experiment(_CONFIG, [*overrides, f"seed={seed}"]) for seed in range(7, 7 + seeds)]
-    print("seed  each  plurality  answered  right  student  spent  data-dependent  sanitised")
-    trials = []
-    for experiment in experiments:
-        trials.append(_trial(experiment))
-        print(_line(trials[-1]), flush=True)
-    print(
-        f"mean  {fmean(t.each for t in trials):.1%}  {fmean(t.plurality for t in trials):.1%}  "
-        f"{fmean(t.knowledge.answered for t in trials):.0f}  {fmean(t.knowledge.right or 0 for t in trials):.1%}  "
-        f"{fmean(t.knowledge.student for t in trials):.1%}"
-    )
+        seeds = range(7, 7 + asked.seeds)
+        experiments = [load_experiment(_CONFIG, [*asked.set, f"seed={seed}"]) for seed in seeds]
+        print("seed  each  plurality  answered  right  student  spent  data-dependent  sanitised")
+        trials = []
+        for experiment in experiments:
+            trials.append(_trial(experiment))
+            print(_line(trials[-1]), flush=True)
+        print(
+            f"mean  {fmean(t.each for t in trials):.1%}  {fmean(t.plurality for t in trials):.1%}  "
+            f"{fmean(t.knowledge.answered for t in trials):.0f}  {fmean(t.knowledge.right or 0 for t in trials):.1%}  "
+            f"{fmean(t.knowledge.student for t in trials):.1%}"
+        )
 
 
 def _trial(experiment: Experiment) -> SeedResult:

@@ -1,7 +1,7 @@
 """Attacks on FedAvg updates of several local steps, which are unrolled on the dummies.
 
-Usage: python -m studies.unroll [--json FILE] [--attack idlg] [--model lenet] [--victims 8] [--examples 4]
-           [--batch 1] [--epochs 1] [--optimizer sgd] [--momentum 0] [--rate 0.01] [--tv 1e-3 ...] [--steps 300]
+Usage: python -m studies.unroll [--attack idlg] [--model lenet] [--victims 8] [--examples 4] [--batch 1]
+           [--epochs 1] [--optimizer sgd] [--momentum 0] [--rate 0.01] [--tv 1e-3 ...] [--steps 300]
            [--restarts 1] [--seed 1]
 
 Each victim is a client of the lab with so many CIFAR-10 images, in the first round. Labels are inferred. The weight of
@@ -12,12 +12,10 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import save
 from fedpriv.attacks.baselines import best_guess_mse, guesses
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
@@ -54,7 +52,7 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
     generator = numpy_stream(options.seed, "benchmark interval")
     known = [(line.psnr, line.client) for line in scores if line.psnr is not None]
     psnr = median_interval([level for level, _ in known], generator, groups=[client for _, client in known])
-    asked = {key: value for key, value in vars(options).items() if key not in ("json", "device", "tv", "rate", "steps")}
+    asked = {key: value for key, value in vars(options).items() if key not in ("tv", "rate", "steps")}
     return {
         **asked,
         "learning_rate": options.rate,
@@ -97,16 +95,14 @@ def _experiment(options: argparse.Namespace) -> Experiment:
                 "momentum": options.momentum,
             },
             "adversary": {"victims": options.victims},
-            "engine": {"device": options.device},
         },
         "these arguments",
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print one line for each weight."""
+    """Measure and print one line of JSON for each weight."""
     parser = StudyParser("studies.unroll", __doc__)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--attack", default="idlg", choices=["dlg", "idlg", "iga", "closed_form"])
     parser.add_argument("--model", default="lenet")
     parser.add_argument("--victims", type=whole(1), default=8)
@@ -120,13 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=whole(1), default=300)
     parser.add_argument("--restarts", type=whole(1), default=1)
     parser.add_argument("--seed", type=whole(0), default=1)
-    parser.add_argument("--device", default="auto")
     with parser.parsed(arguments) as options:
-        rows = []
         for tv in options.tv:
-            rows.append(measure(options, tv))
-            print(json.dumps(rows[-1]), flush=True)
-        save(options.json, rows=rows)
+            print(json.dumps(measure(options, tv)), flush=True)
 
 
 if __name__ == "__main__":
