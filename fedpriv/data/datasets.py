@@ -32,7 +32,7 @@ from fedpriv.core.numbers import several
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import Groups
-from fedpriv.data.files import Arrays, Keys
+from fedpriv.data.files import Arrays, Keys, checked
 from fedpriv.data.source import DatasetStatus, Place, data_folder
 from fedpriv.data.tokenizers import TextFacts
 from fedpriv.models.machinery.settings import SequenceShape
@@ -243,6 +243,7 @@ def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Datas
     arrays = _kept(digest.decode()) if is_kept else None
     if arrays is None:
         arrays, where = source.read(place)
+        arrays = checked(arrays, where)
         files = source.files(place)
         now = _stamp(name, place, files) if files is not None and is_kept else None
         if files is not None and (now.encode() if now else files_digest(files)) != digest:

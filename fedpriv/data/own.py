@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,13 @@ from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, cut, some_of
-from fedpriv.data.files import Arrays, Keys, channels_are_last, check_memory, checked
+from fedpriv.data.files import PUBLIC_SEED, Arrays, Keys, channels_are_last, check_memory
 from fedpriv.data.source import Place, Source
 from fedpriv.data.texts import Row, own_texts
 
 if TYPE_CHECKING:
     import numpy as np
 
-PUBLIC_SEED = 0  # the choice of test examples is part of the data set, the same for every experiment
 TEST_SHARE = 0.2
 FEW = 20  # values at the most of what may be categories or classes, also where they are numbers
 _TWELVE_BITS = 4095  # as cameras and scanners have them, in 16
@@ -124,7 +123,7 @@ def numbered_labels(
         there = np.unique(train)
         gapless = np.array_equal(there, np.arange(len(there))) and np.isin(test, there).all()
         if named or gapless or there.dtype.kind not in "iu" or train.ndim != 1 or not len(there) or there[0] < 0:
-            return train, test, named  # what is wrong with them :func:`checked` says
+            return train, test, named  # what is wrong with them :func:`~fedpriv.data.files.checked` says
         if len(there) > FEW and len(there) <= there[-1] - there[0]:
             raise InputError(
                 f"{where}: its labels are {len(there)} different numbers from {there[0]} to {there[-1]}; fedpriv "
@@ -135,20 +134,31 @@ def numbered_labels(
 
 
 def image_arrays(
-    images: np.ndarray,
-    labels: np.ndarray,
-    tests: int,
-    classes: tuple[str, ...],
-    owners: Sequence[str] | None,
-    where: str,
+    labels: Sequence[Any],
+    given: int,
+    place: Place,
+    read: Callable[[np.ndarray], np.ndarray],
+    owners: Sequence[str] | None = None,
     people: Sequence[str] | None = None,
+    named: tuple[str, ...] = (),
 ) -> Arrays:
-    """Return images (N, C, H, W), of which the last ``tests`` are test images, as they are, as a data set's parts."""
-    first = len(images) - tests
-    keys = None if owners is None else Keys.of(owners[:first], owners[first:])
-    pixels = images.transpose(0, 2, 3, 1)
-    arrays = Arrays(pixels[:first], labels[:first], pixels[first:], labels[first:], classes, keys=keys)
-    return checked(arrays if people is None else with_people(arrays, people[:first], people[first:], where), where)
+    """Return images as a data set's parts; the last ``given`` are test images, or of none a share is drawn.
+
+    ``read`` is told where each image comes to lie, and returns all of them, uint8 (N, C, H, W).
+    """
+    import numpy as np
+
+    order, tests = order_rows(owners, len(labels), given, place, people)
+    first = len(order) - tests
+
+    def parted(values: Sequence[str]) -> tuple[list[str], list[str]]:
+        return [values[row] for row in order[:first]], [values[row] for row in order[first:]]
+
+    numbers, classes = label_numbers([labels[row] for row in order], given, place.path, named)
+    pixels = read(np.argsort(order)).transpose(0, 2, 3, 1)
+    keys = None if owners is None else Keys.of(*parted(owners))
+    arrays = Arrays(pixels[:first], numbers[:first], pixels[first:], numbers[first:], classes, keys=keys)
+    return arrays if people is None else with_people(arrays, *parted(people), place.path)
 
 
 def with_people(arrays: Arrays, train: Sequence[str], test: Sequence[str], where: str) -> Arrays:
@@ -288,17 +298,18 @@ def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arr
     labels = [label for share in shares for label in share.labels]
     owners = [share.owner for share in shares for _ in share.labels]
     given = sum(len(share.labels) for part in parts[1:] for share in part)
-    check_memory(place.path, 2 * len(labels) * math.prod(shape), place.memory)
-    order, tests = order_rows(owners, len(owners), given, place)
-    places, done = np.argsort(order), 0
-    images = np.empty((len(labels), *shape), np.uint8)
-    for share in shares:
-        pixels = as_pixels(np.asarray(share.values), share.where, place.channels)
-        channels_first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-        images[places[done : done + len(pixels)]] = channels_first
-        done += len(pixels)
-    numbers, classes = label_numbers([labels[row] for row in order], given, place.path)
-    arrays = image_arrays(images, numbers, tests, classes, [owners[row] for row in order], place.path)
+
+    def read(places: np.ndarray) -> np.ndarray:
+        check_memory(place.path, 2 * len(labels) * math.prod(shape), place.memory)
+        images, done = np.empty((len(labels), *shape), np.uint8), 0
+        for share in shares:
+            pixels = as_pixels(np.asarray(share.values), share.where, place.channels)
+            channels_first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+            images[places[done : done + len(pixels)]] = channels_first
+            done += len(pixels)
+        return images
+
+    arrays = image_arrays(labels, given, place, read, owners)
     return replace(arrays, notes=channels_note(shares[0].values.shape, "the examples", place.channels))
 
 

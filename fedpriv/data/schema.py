@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedpriv.core.columns import MISSING, OTHER, ColumnSpec
 from fedpriv.core.config.data import ColumnConfig, TableConfig
 from fedpriv.core.errors import InputError, cut, printable, some_of
-from fedpriv.data.files import Arrays, Keys, checked
+from fedpriv.data.files import Arrays, Keys
 from fedpriv.data.own import FEW, split_rows, with_people
 from fedpriv.data.tables import (
     MISSING_NUMBERS,
@@ -136,7 +136,7 @@ class Schema:
             tested = self.owner != self.key and self.owner in self.test.names
             tests = _owners(self.test, self.owner, "owner") if tested else ()
             arrays = with_people(arrays, _owners(self.train, self.owner, "owner"), tests, self.train.where)
-        return checked(arrays, self.train.where)
+        return arrays
 
     @property
     def parts(self) -> tuple[Cells, Cells]:

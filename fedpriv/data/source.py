@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig, TableConfig
 from fedpriv.core.errors import InputError, some_of
-from fedpriv.data.files import Arrays, checked
+from fedpriv.data.files import Arrays
 
 if TYPE_CHECKING:
     from fedpriv.data.schema import Schema
@@ -154,7 +154,7 @@ class Packaged(Source):
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        return checked(cls.arrays(), cls.where), cls.where
+        return cls.arrays(), cls.where
 
     @classmethod
     @override

@@ -18,7 +18,7 @@ from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import suggestion
 from fedpriv.data.chats import ASSISTANT, Turn, open_template, turns_of
-from fedpriv.data.files import Arrays, Keys, check_memory
+from fedpriv.data.files import PUBLIC_SEED, Arrays, Keys, check_memory
 from fedpriv.data.source import PARQUET, Place, SingleFile, named_parts
 from fedpriv.data.tokenizers import TextFacts, Tokenizer, labelled, next_tokens, open_tokenizer, tokenizer_files
 
@@ -238,7 +238,6 @@ def check_splits(path: Path, rows: Sequence[Row]) -> None:
 
 _LABELS = "The names of the labels were read off the texts, and are taken as public."
 
-PUBLIC_SEED = 0  # the choice of test sequences is part of the data set, the same for every experiment
 # A text becomes numbers of 64 bits, a token and its target, and is held as an object of Python's meanwhile.
 _MADE_OF_A_BYTE = 24
 

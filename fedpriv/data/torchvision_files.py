@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.npz import DAMAGE
-from fedpriv.data.files import Arrays, check_memory, checked, read_labels, read_npz
+from fedpriv.data.files import Arrays, check_memory, read_labels, read_npz
 from fedpriv.data.source import DatasetStatus, Place, Source
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Torchvision(Source):
         names = arrays.class_names or cls.class_names or tuple(str(label) for label in range(cls.classes))
         if len(names) != cls.classes:
             raise InputError(f"{path}: {len(names)} classes; {cls.name} has {cls.classes}")
-        return checked(replace(arrays, class_names=names), str(path))
+        return replace(arrays, class_names=names)
 
     @classmethod
     def count_archive(cls, path: Path, memory: int) -> int:
@@ -208,7 +208,7 @@ class IdxFiles(Torchvision):
         paths = cls._paths(folder)
         check_memory(folder, sum(2 * math.prod(read_idx_shape(path)) for path in paths), memory)
         x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
-        return checked(Arrays(x_train, y_train, x_test, y_test, cls.class_names), str(folder))
+        return Arrays(x_train, y_train, x_test, y_test, cls.class_names)
 
     @classmethod
     @override

@@ -503,7 +503,7 @@ def _network(tapped: TapSettings, app: Path) -> nn.Module | None:
     if tapped.model is None:
         return None
     about = Tapped(tapped.model, str(app), tapped.loss)
-    takes = signature(imported(about, tapped.model)).parameters
+    takes = signature(imported(about, tapped.model, "tap.model")).parameters
     given = (("shape", tapped.shape), ("classes", tapped.classes))
     if any(key in takes and takes[key].default is Parameter.empty and value is None for key, value in given):
         return None

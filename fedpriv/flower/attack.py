@@ -163,7 +163,7 @@ def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Seq
     if own is None:
         raise InputError('its network is not known: tap.model = "package.module:Name" in fedpriv.toml names it')
     network = _network(replace(tapped, model=own), folder, upload.observation, about)
-    loss = imported(tapped, f"torch.nn.functional:{about.loss}" if about.task in OWN_LOSS else tapped.loss)
+    loss = imported(tapped, f"torch.nn.functional:{about.loss}" if about.task in OWN_LOSS else tapped.loss, "tap.loss")
     learner = learner_of(network, about, loss)
     observation = as_learned(_as_of_one_rate(upload.observation, upload.exchange), learner, about)
     known = upload.known

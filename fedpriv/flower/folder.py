@@ -5,9 +5,7 @@ fits; ``base.safetensors`` with what a network has besides an adapter; ``truth/`
 ``ledger/`` with what was proven of them.
 """
 
-import importlib
 import inspect
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.observation import observation_stem, observation_title
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.files import as_json, write_whole
+from fedpriv.core.own_code import own_object
 from fedpriv.core.reading import Record, read_file
 from fedpriv.flower.arrays import Form
 from fedpriv.flower.watch import Batch, Rates, Seen, Task, uncompiled
@@ -251,7 +250,7 @@ def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) ->
     """Return the network; its maker is told ``shape`` and ``classes`` if it takes them."""
     if tapped.model is None:
         raise InputError('the network is not known: tap.model = "package.module:Name" in fedpriv.toml names it')
-    maker = imported(tapped, tapped.model)
+    maker = imported(tapped, tapped.model, "tap.model")
     takes, known = inspect.signature(maker).parameters, {"shape": shape, "classes": classes}
     try:
         network = maker(**{key: value for key, value in known.items() if key in takes and value is not None})
@@ -263,17 +262,6 @@ def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) ->
     return uncompiled(network)
 
 
-def imported(tapped: Tapped, path: str) -> Any:
-    """Return what an import path names, in the folder where this runs, the app's, or one above the app's."""
-    module, _, name = path.partition(":")
-    place = module.replace(".", "/")
-    near = [Path.cwd(), Path(tapped.app), *Path(tapped.app).parents]
-    has = next((each for each in near if (each / place).is_dir() or (each / f"{place}.py").is_file()), None)
-    if has is not None and str(has) not in sys.path:
-        sys.path.append(str(has))  # for good: the network's own code may import more later
-    try:
-        return getattr(importlib.import_module(module), name)
-    except AttributeError:
-        raise InputError(f"{path!r}: module {module} has no {name}") from None
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{path!r}: module {module} cannot be imported: {reason_of(error)}") from error
+def imported(tapped: Tapped, path: str, key: str) -> Any:
+    """Return what the import path that a setting has names, in the folder where this runs, or the app's or above."""
+    return own_object(path, key, [Path.cwd(), Path(tapped.app), *Path(tapped.app).parents])

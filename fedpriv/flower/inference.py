@@ -43,7 +43,7 @@ def records_of(tapped: Tapped, client: int) -> Records | None:
     if tapped.records is None:
         return None
     try:
-        members, others = imported(tapped, tapped.records)(client)
+        members, others = imported(tapped, tapped.records, "tap.records")(client)
         found = Records(*(np.asarray(values, np.float64).reshape(len(values), -1) for values in (members, others)))
     except (TypeError, ValueError) as error:
         raise InputError(

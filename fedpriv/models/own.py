@@ -1,16 +1,13 @@
 """A network of your own: what ``module:function`` returns, in the working folder or among what is installed."""
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.core.errors import reason_of
+from fedpriv.core.own_code import own_object
 from fedpriv.core.registry import MODELS
 from fedpriv.models.machinery.settings import MODEL, OpenModelSettings, SequenceShape, Shape
 
@@ -50,30 +47,11 @@ class OwnSettings(OpenModelSettings):
 
     def _called(self, **sizes: Any) -> Any:
         """Call the function with the sizes that it takes: torchvision's takes num_classes alone."""
-        function = self._builder()
+        function = own_object(self.name, "model.name")
+        if not callable(function):
+            raise self.refusal(f"expected a function, not {type(function).__name__}")
         more = {} if self.arguments is None else self.arguments.plain()
         return function(**{name: sizes[name] for name in _taken(function, set(sizes))} | more)
-
-    def _builder(self) -> Callable[..., Any]:
-        folder = str(Path.cwd())
-        if self.module.endswith(".py"):
-            raise self.refusal(f"expected the name of a module, {Path(self.module).stem}, without folder and .py")
-        if folder not in sys.path:
-            sys.path.append(folder)  # for good: the network's own code may import more later
-        importlib.invalidate_caches()
-        try:
-            imported = importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            if error.name and (self.module == error.name or self.module.startswith(f"{error.name}.")):
-                raise self.refusal(f"no module {error.name} in {folder} or among what is installed") from None
-            raise self.refusal(f"module {self.module} cannot be imported: {reason_of(error)}") from error
-        except (Exception, SystemExit) as error:
-            raise self.refusal(f"module {self.module} cannot be imported: {reason_of(error)}") from error
-        function = self.name.partition(":")[2]
-        build: Callable[..., Any] | None = getattr(imported, function, None)
-        if build is None or not callable(build):
-            raise self.refusal(f"module {self.module} has no function {function!r}")
-        return build
 
 
 def _taken(function: Callable[..., Any], sizes: set[str]) -> set[str]:

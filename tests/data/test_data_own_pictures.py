@@ -678,7 +678,7 @@ def test_objects_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kin
     assert {image.tobytes() for image in images(dataset)} == {image.tobytes() for image in drawn}
     for name, words in (
         ("own_module:other", "expected a DataFrame of pandas, a Dataset or .*; not int"),
-        ("none_such:data", "cannot be"),
+        ("none_such:data", "no module none_such in "),
     ):
         with pytest.raises(InputError, match=f"data.name = '{name}': .*{words}"):
             load_dataset(validated(DataConfig, {"name": name}, "a test"), 0)

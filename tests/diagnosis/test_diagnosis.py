@@ -108,7 +108,7 @@ def test_the_first_shape_that_a_network_takes_is_taken(here: Path) -> None:
     ("arguments", "words"),
     [
         (("nothing",), "model.name = 'nothing'"),
-        (("diagnosed:nothing",), "module diagnosed has no function 'nothing'"),
+        (("diagnosed:nothing",), "module diagnosed has no 'nothing'"),
         (("diagnosed:blocks", "--shape", "3,x"), "--shape 3,x: C,H,W such as 3,32,32, or tokens such as 16"),
         (("diagnosed:small", "--shape", "3,5,5"), "cannot take images of shape (2, 3, 5, 5)"),
         (("missing.toml",), "missing.toml: no such file"),

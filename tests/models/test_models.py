@@ -313,9 +313,9 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
     [
         ("no_such_package.nets:linear", "no module no_such_package in "),
         ("{own}.other:linear", r"no module {own}.other in "),
-        ("{own}.nets:missing", "module {own}.nets has no function 'missing'"),
-        ("{own}.nets:not_a_function", "has no function 'not_a_function'"),
-        ("{own}.nets:", "has no function ''"),
+        ("{own}.nets:missing", "module {own}.nets has no 'missing'"),
+        ("{own}.nets:not_a_function", "expected a function, not int"),
+        ("{own}.nets:", "has no ''"),
         (":linear", "cannot be imported: ValueError"),
         ("{own}.needy:f", "cannot be imported: ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
         ("{own}.broken:f", "cannot be imported: SyntaxError"),

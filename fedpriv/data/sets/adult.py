@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays, checked
+from fedpriv.data.files import Arrays
 from fedpriv.data.source import Place, SingleFile
 
 
@@ -92,8 +92,7 @@ class Adult(SingleFile):
         labels = label_numbers(cells, _LABEL, _CLASSES)
         train, test = (rows_of(cells, np.flatnonzero(part == number)) for number in range(len(_PARTS)))
         rows = [encode(each, ADULT)[:, None] for each in (train, test)]
-        arrays = Arrays(rows[0], labels[part == 0], rows[1], labels[part == 1], _CLASSES, ADULT)
-        return checked(arrays, str(path)), str(path)
+        return Arrays(rows[0], labels[part == 0], rows[1], labels[part == 1], _CLASSES, ADULT), str(path)
 
     @classmethod
     @override

@@ -3,7 +3,7 @@
 from typing_extensions import override
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays
+from fedpriv.data.files import Arrays, stratified
 from fedpriv.data.source import Packaged
 
 
@@ -22,9 +22,7 @@ class Digits(Packaged):
     def arrays(cls) -> Arrays:
         import numpy as np
         from sklearn.datasets import load_digits  # a second to import, and only this data set needs it
-        from sklearn.model_selection import train_test_split
 
         digits = load_digits()
         images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-        train, test = train_test_split(np.arange(len(images)), test_size=0.2, stratify=digits.target, random_state=0)
-        return Arrays(images[train], digits.target[train], images[test], digits.target[test], cls.class_names)
+        return stratified(images, digits.target, 0.2, cls.class_names)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
-from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
+from fedpriv.data.own import OwnFile, image_arrays
 from fedpriv.data.pictures import ENDINGS, read_pictures
 from fedpriv.data.source import Place, home, named_parts
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CLIENT = "client"  # what data.key calls the level of folders above the classes
 # What data.owner calls a place that names the person whom a picture shows.
@@ -47,14 +50,13 @@ class ImageFolder(OwnFile):
         pictures = [*train, *test]
         owners = [picture.owner for picture in pictures] if place.key else None
         people = [_person(picture, place.owner) for picture in pictures] if place.owner in PEOPLE else None
-        order, tests = order_rows(owners, len(pictures), len(test), place, people)
-        pictures = [pictures[row] for row in order]
-        people = None if people is None else [people[row] for row in order]
-        labels, classes = label_numbers([picture.label for picture in pictures], len(test), place.path)
-        named = ((picture.path, picture.path) for picture in pictures)
-        images = read_pictures(named, len(pictures), place.size, place.memory, place.path)
-        whose = [picture.owner for picture in pictures] if place.key else None
-        arrays = image_arrays(images, labels, tests, classes, whose, place.path, people)
+
+        def read(places: np.ndarray) -> np.ndarray:
+            named = ((picture.path, picture.path) for picture in pictures)
+            return read_pictures(named, len(pictures), place.size, place.memory, place.path, places)
+
+        labels = [picture.label for picture in pictures]
+        arrays = image_arrays(labels, len(test), place, read, owners, people)
         return replace(arrays, warnings=(*arrays.warnings, *_warnings(pictures, place))), place.path
 
     @classmethod

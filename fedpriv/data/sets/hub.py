@@ -14,12 +14,13 @@ from fedpriv.core.config.data import CorpusConfig, TableConfig
 from fedpriv.core.errors import InputError, one_line, optional, some_of
 from fedpriv.core.registry import DATASETS, suggestion
 from fedpriv.data.files import Arrays
-from fedpriv.data.own import OwnFile, image_arrays, label_numbers, order_rows
+from fedpriv.data.own import OwnFile, image_arrays
 from fedpriv.data.pictures import read_pictures
 from fedpriv.data.source import Place, home, part_of, split_names
 from fedpriv.data.texts import Row, own_texts
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
     from fedpriv.data.schema import Schema
@@ -219,23 +220,24 @@ def _table(dataset: Any, where: str) -> StoredTable:
 
 
 def _images(parts: list[StoredTable], place: Place) -> Arrays:
-    import numpy as np
-
     first = parts[0]
     image, label = _image_column(first), _label_column(first, place)
-    labels = [value for part in parts for value in part.values("data.label", label)]
-    owners = [str(value) for part in parts for value in part.values("data.key", place.key)] if place.key else None
-    given = len(parts[1].values("data.label", label)) if len(parts) > 1 else 0
-    people = None  # of data.key's column the keys say it
-    if place.owner not in ("", place.key):
-        people = [str(value) for part in parts for value in part.values("data.owner", place.owner)]
-    order, tests = order_rows(owners, len(labels), given, place, people)
-    numbers, classes = label_numbers([labels[row] for row in order], given, place.path, _names(first, label))
-    cells = (cell for part in parts for cell in _pictures(part, image))
-    images = read_pictures(cells, len(labels), place.size, place.memory, place.path, np.argsort(order))
-    whose = None if owners is None else [owners[row] for row in order]
-    people = None if people is None else [people[row] for row in order]
-    return image_arrays(images, numbers, tests, classes, whose, place.path, people)
+    labels = [part.values("data.label", label) for part in parts]
+    owners = _column(parts, "data.key", place.key)
+    people = None if place.owner == place.key else _column(parts, "data.owner", place.owner)  # else the keys say it
+    every = [value for part in labels for value in part]
+
+    def read(places: np.ndarray) -> np.ndarray:
+        cells = (cell for part in parts for cell in _pictures(part, image))
+        return read_pictures(cells, len(every), place.size, place.memory, place.path, places)
+
+    given = sum(map(len, labels[1:]))
+    return image_arrays(every, given, place, read, owners, people, _names(first, label))
+
+
+def _column(parts: Sequence[StoredTable], key: str, name: str) -> list[str] | None:
+    """The cells of the column that a setting names as texts; ``None``: it names none."""
+    return [str(value) for part in parts for value in part.values(key, name)] if name else None
 
 
 def _image_column(table: StoredTable) -> str:
@@ -298,12 +300,11 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
 
 def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:
     texts = [Row.of(table.where, value) for value in table.values("data.text.text", config.text)]
-    empty: list[Any] = [None] * len(texts)
-    labels = table.values("data.text.label", config.label) if config.label else empty
-    keys = table.values("data.key", place.key) if place.key else empty
-    before = table.values("data.text.prompt", config.prompt) if config.prompt else empty
-    beside = ((None if value is None else str(value) for value in each) for each in (labels, keys, before))
+    empty = [None] * len(texts)
+    labels = _column([table], "data.text.label", config.label) or empty
+    keys = _column([table], "data.key", place.key) or empty
+    prompts = _column([table], "data.text.prompt", config.prompt) or empty
     return [
         row._replace(label=label, key=key, prompt=prompt)
-        for row, label, key, prompt in zip(texts, *beside, strict=True)
+        for row, label, key, prompt in zip(texts, labels, keys, prompts, strict=True)
     ]

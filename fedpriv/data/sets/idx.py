@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays, check_memory, checked
+from fedpriv.data.files import Arrays, check_memory
 from fedpriv.data.own import OwnFile, label_numbers
 from fedpriv.data.source import Place, home
 from fedpriv.data.torchvision_files import read_idx, read_idx_shape
@@ -36,8 +36,7 @@ class OwnIdx(OwnFile):
                 f"{paths[1]}, {paths[3]}: labels of shapes {y_train.shape}, {y_test.shape}; expected one label an image"
             )
         labels, classes = label_numbers([*y_train.tolist(), *y_test.tolist()], len(y_test), place.path)
-        arrays = Arrays(x_train, labels[: len(y_train)], x_test, labels[len(y_train) :], classes)
-        return checked(arrays, place.path), place.path
+        return Arrays(x_train, labels[: len(y_train)], x_test, labels[len(y_train) :], classes), place.path
 
     @classmethod
     @override

@@ -16,14 +16,13 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.npz import DAMAGE
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays, read_labels, read_npz
+from fedpriv.data.files import PUBLIC_SEED, Arrays, read_labels, read_npz, stratified
 from fedpriv.data.torchvision_files import Torchvision
 
 if TYPE_CHECKING:
     import numpy as np
 
 IMAGES_PER_PERSON = 14
-PUBLIC_SEED = 0  # the choice of images is part of the data set, the same for every experiment
 SIDE = 250  # of a deep-funneled picture, in pixels
 CROP = slice(61, 189)  # rows and columns 61 to 188: the central 128
 BLOCK = 4
@@ -50,7 +49,7 @@ class Faces(Torchvision):
         labels = np.concatenate([parts.y_train, parts.y_test]).astype(np.int64)
         chosen, people = _choose(labels, str(path))
         names = tuple(parts.class_names[person] if parts.class_names else str(person) for person in people)
-        return _split(images[chosen], np.searchsorted(people, labels[chosen]), names)
+        return stratified(images[chosen], np.searchsorted(people, labels[chosen]), 0.2, names)
 
     @classmethod
     @override
@@ -72,7 +71,8 @@ class Faces(Torchvision):
         labels = np.repeat(np.arange(len(names)), [len(pictures[name]) for name in names])
         chosen, people = _choose(labels, str(folder))
         images = np.stack([_reduced(paths[index]) for index in chosen])
-        return _split(images, np.searchsorted(people, labels[chosen]), tuple(names[person] for person in people))
+        people_names = tuple(names[person] for person in people)
+        return stratified(images, np.searchsorted(people, labels[chosen]), 0.2, people_names)
 
     @classmethod
     @override
@@ -117,11 +117,3 @@ def _reduced(path: Path) -> np.ndarray:
     side = len(centre) // BLOCK
     reduced: np.ndarray = np.rint(centre.reshape(side, BLOCK, side, BLOCK, 3).mean(axis=(1, 3)))
     return reduced.astype(np.uint8)
-
-
-def _split(images: np.ndarray, labels: np.ndarray, names: tuple[str, ...]) -> Arrays:
-    import numpy as np
-    from sklearn.model_selection import train_test_split  # a second to import, and few experiments need it
-
-    train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=PUBLIC_SEED)
-    return Arrays(images[train], labels[train], images[test], labels[test], names)

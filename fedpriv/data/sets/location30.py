@@ -13,7 +13,7 @@ from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays, check_labels, check_memory, checked
+from fedpriv.data.files import Arrays, check_labels, check_memory, stratified
 from fedpriv.data.source import Place, SingleFile
 
 _TEST = 1010  # of 5,010 people; a fixed stratified choice
@@ -34,7 +34,6 @@ class Location30(SingleFile):
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
         import numpy as np
-        from sklearn.model_selection import train_test_split  # a second to import, and few experiments need it
 
         path = cls.found(place)
         headers = _headers(path)
@@ -44,14 +43,11 @@ class Location30(SingleFile):
         check_labels(labels, len(places), f"{path}: y")
         if places.max(initial=0) > 1:
             raise InputError(f"{path}: x has the value {places.max()}; expected 0 or 1")
-        rows = np.arange(len(labels))
-        train, test = train_test_split(rows, test_size=_TEST / 5010, stratify=labels, random_state=0)
         images = places[:, None, :] * np.uint8(255)
         columns = tuple(
             ColumnSpec(f"place {number}", "flag", ("no", "yes")) for number in range(1, places.shape[1] + 1)
         )
-        parts = Arrays(images[train], labels[train], images[test], labels[test], (), columns)
-        return checked(parts, str(path)), str(path)
+        return stratified(images, labels, _TEST / 5010, columns=columns), str(path)
 
     @classmethod
     @override

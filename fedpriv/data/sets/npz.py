@@ -11,7 +11,7 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, checked, named_classes, needed_memory
+from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, named_classes, needed_memory
 from fedpriv.data.own import (
     OwnFile,
     as_labels,
@@ -80,7 +80,7 @@ class OwnArrays(OwnFile):
         if people is not None:
             tests = () if owner == key else people.test.tolist()  # of its clients, who are tested by design
             arrays = with_people(arrays, people.train.tolist(), tests, str(path))
-        return checked(arrays, str(path)), place.path
+        return arrays, place.path
 
     @classmethod
     @override

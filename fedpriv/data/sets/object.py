@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line, optional, reason_of
 from fedpriv.core.files import content_digest
+from fedpriv.core.own_code import own_object
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_memory
 from fedpriv.data.own import ClientExamples, as_labels, image_shares
@@ -147,32 +148,24 @@ def _numbers(example: Any, where: str) -> tuple[np.ndarray, np.ndarray, str]:
 _imported: dict[str, bytes] = {}  # module -> SHA-256 of its file when it was imported
 
 
-def _search_here() -> None:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # for good: the module's own code may import more later
-
-
-def _module(name: str) -> ModuleType:
-    """The module as its file is now."""
-    found = importlib.import_module(name)
-    spec = found.__spec__
-    if spec is None or spec.origin is None or not spec.has_location:
-        return found
-    digest = content_digest(Path(spec.origin))
-    if _imported.setdefault(name, digest) != digest:
-        found = importlib.reload(found)
-        _imported[name] = digest
-    return found
-
-
 def _object(path: str) -> Any:
-    module, _, name = path.partition(":")
-    _search_here()
+    found = own_object(path, "data.name")
     try:
-        found: Any = _module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        if _is_reloaded(sys.modules[path.partition(":")[0]]):
+            found = own_object(path, "data.name")
         return found() if callable(found) else found
     except (Exception, SystemExit) as error:
-        raise InputError(key="data.name", given=path, allowed=f"cannot be imported: {reason_of(error)}") from error
+        raise InputError(key="data.name", given=path, allowed=f"raises {reason_of(error)}") from error
+
+
+def _is_reloaded(module: ModuleType) -> bool:
+    """Import a module anew if its file has changed, and return whether it had."""
+    spec = module.__spec__
+    if spec is None or spec.origin is None or not spec.has_location:
+        return False
+    digest = content_digest(Path(spec.origin))
+    if _imported.setdefault(module.__name__, digest) == digest:
+        return False
+    importlib.reload(module)
+    _imported[module.__name__] = digest
+    return True

@@ -1,0 +1,44 @@
+"""Import what users wrote, such as networks and data sets, which settings name as ``module:name``."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from fedpriv.core.errors import InputError, reason_of
+
+
+def own_object(path: str, key: str, folders: Sequence[Path] = ()) -> Any:
+    """Return what ``module:name`` names, in the first folder that has the module or among what is installed.
+
+    Args:
+        path: the module and, with dots, what is in it.
+        key: the setting that says so, for errors.
+        folders: where to look before the working folder.
+
+    Raises:
+        InputError: there is no such module or name, or the module raised an error.
+    """
+    module, _, name = path.partition(":")
+    refused = partial(InputError, key=key, given=path)
+    if module.endswith(".py"):
+        raise refused(allowed=f"expected the name of a module, {Path(module).stem}, without folder and .py")
+    place, near = module.replace(".", "/"), [*folders, Path.cwd()]
+    folder = str(next((each for each in near if (each / place).is_dir() or (each / f"{place}.py").is_file()), near[-1]))
+    if folder not in sys.path:
+        sys.path.append(folder)  # for good: the module's own code may import more later
+    importlib.invalidate_caches()
+    try:
+        found = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        allowed = f"module {module} cannot be imported: {reason_of(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            allowed = f"no module {error.name} in {folder} or among what is installed"
+        raise refused(allowed=allowed) from error
+    try:
+        return attrgetter(name)(found)
+    except AttributeError:
+        raise refused(allowed=f"module {module} has no {name!r}") from None
