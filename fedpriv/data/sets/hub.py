@@ -303,8 +303,8 @@ def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:
     empty = [None] * len(texts)
     labels = _column([table], "data.text.label", config.label) or empty
     keys = _column([table], "data.key", place.key) or empty
-    prompts = _column([table], "data.text.prompt", config.prompt) or empty
+    before = _column([table], "data.text.prompt", config.prompt) or empty
     return [
         row._replace(label=label, key=key, prompt=prompt)
-        for row, label, key, prompt in zip(texts, labels, keys, prompts, strict=True)
+        for row, label, key, prompt in zip(texts, labels, keys, before, strict=True)
     ]
