@@ -25,7 +25,7 @@ from fedpriv.attacks.observation import CandidateLists, Observation, PublicSetti
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, Reconstruction, preflight
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model import whole_numbers
-from fedpriv.attacks.settings import AttackSettings
+from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.simulation import Sent, SimulationCheck
 from fedpriv.core import errors
 from fedpriv.core.errors import InputError
@@ -129,9 +129,7 @@ def one_line(error: Exception) -> str:
 
 def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
     """Return an attack's settings."""
-    if not isinstance(attack, str) or attack not in ATTACKS:
-        raise InputError(f"attack {attack!r} is not known{suggestion(str(attack), tuple(ATTACKS))}")
-    kind = ATTACKS[attack]
+    kind = known_attack(attack)
     for key in settings:
         if key not in kind.model_fields:
             raise InputError(f"{attack} has no setting {key!r}{suggestion(key, tuple(kind.model_fields))}")

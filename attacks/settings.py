@@ -152,8 +152,8 @@ class ActiveSettings(AttackSettings):
 
 def known_attack(name: str) -> type[AttackSettings]:
     """Return the settings of an attack."""
-    if name not in ATTACKS:
-        raise InputError(f"attack {name!r} is not known{suggestion(name, tuple(ATTACKS))}")
+    if not isinstance(name, str) or name not in ATTACKS:
+        raise InputError(f"attack {name!r} is not known{suggestion(str(name), tuple(ATTACKS))}")
     return ATTACKS[name]
 
 
