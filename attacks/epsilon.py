@@ -44,22 +44,6 @@ def is_gaussian(experiment: Experiment) -> bool:
     return issubclass(experiment.mechanism.proof(), GaussianProof) and unsampled
 
 
-def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Return one-sided limits of a probability, each of which holds with ``confidence`` (Clopper and Pearson 1934).
-
-    Args:
-        successes: from 0 to ``trials``.
-        trials: at least 1.
-        confidence: of each limit on its own, between 0 and 1.
-
-    Raises:
-        InputError: successes or trials out of range.
-    """
-    if not (0 <= successes <= trials and trials > 0):
-        raise InputError(f"{successes} successes in {trials} trials")
-    return binomial_lower(successes, trials, 1 - confidence), binomial_upper(successes, trials, 1 - confidence)
-
-
 def trials_epsilon(scores: Floats, inside: Bools, delta: float, confidence: float = 0.95) -> EpsilonBound:
     """Bound epsilon from the scores of independent trials of one hypothesis test.
 
@@ -212,7 +196,7 @@ def independent_canary_epsilon(
     _check(scores, inside, delta, confidence)
     _need_delta(delta)
     right = int(((scores > threshold) == inside).sum())
-    mu = max(0.0, 2 * float(ndtri(clopper_pearson(right, len(scores), confidence)[0])))
+    mu = max(0.0, 2 * float(ndtri(binomial_lower(right, len(scores), 1 - confidence))))
     method = "one run, independent scores, Gaussian trade-off assumed"
     return _of_mu(mu, delta, confidence, len(scores), method)
 
@@ -268,13 +252,13 @@ def _thresholds(with_it: Floats, without: Floats) -> Floats:
 
 def _limits(threshold: float, sign: int, with_it: Floats, without: Floats, confidence: float) -> tuple[float, float]:
     """Limits of the rates of hits and false hits; sign 1 guesses "with it" above the threshold, -1 "without" below."""
-    each = (1 + confidence) / 2
+    each = 1 - (1 + confidence) / 2
     hits, false_hits = int((with_it > threshold).sum()), int((without > threshold).sum())
     trials = len(with_it), len(without)
     if sign < 0:
         hits, false_hits = len(without) - false_hits, len(with_it) - hits
         trials = trials[::-1]
-    return clopper_pearson(hits, trials[0], each)[0], clopper_pearson(false_hits, trials[1], each)[1]
+    return binomial_lower(hits, trials[0], each), binomial_upper(false_hits, trials[1], each)
 
 
 def _at(threshold: float, sign: int, with_it: Floats, without: Floats, delta: float, confidence: float) -> float:

@@ -13,7 +13,7 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +105,14 @@ def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:
         for name, member in _members(archive, names).items():
             with _reading(path, name):
                 headers[name] = _header(archive, member)
+    return headers
+
+
+def require_headers(path: Path, names: Sequence[str], more: Sequence[str] = ()) -> dict[str, Header]:
+    """Return the headers of arrays that an archive must have, and of ``more`` those that are in it."""
+    headers = read_headers(path, (*names, *more))
+    if missing := [name for name in names if name not in headers]:
+        raise InputError(f"{path}: lacks {', '.join(missing)}; expected {', '.join(names)}")
     return headers
 
 

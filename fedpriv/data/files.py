@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedpriv.core.columns import ColumnSpec, features_of
 from fedpriv.core.errors import InputError, cut
-from fedpriv.core.npz import Header, read_arrays, read_headers
+from fedpriv.core.npz import Header, read_arrays, require_headers
 from fedpriv.data.tokenizers import TextFacts
 
 if TYPE_CHECKING:
@@ -67,10 +67,7 @@ class Arrays:
 
 def read_npz(path: Path, memory: int) -> Arrays:
     """Read x_train, y_train, x_test, y_test and, where present, class_names."""
-    headers = read_headers(path, (*IMAGE_ARRAYS, "class_names"))
-    missing = [name for name in IMAGE_ARRAYS if name not in headers]
-    if missing:
-        raise InputError(f"{path}: lacks {', '.join(missing)}; expected {', '.join(IMAGE_ARRAYS)}")
+    headers = require_headers(path, IMAGE_ARRAYS, ("class_names",))
     for name in ("x_train", "x_test"):
         _check_images(headers[name], f"{path}: {name}")
     check_memory(path, sum(map(needed_memory, headers.values())), memory)
@@ -84,10 +81,7 @@ def read_labels(path: Path, memory: int) -> np.ndarray:
     import numpy as np
 
     names = ("y_train", "y_test")
-    headers = read_headers(path, names)
-    for name in names:
-        if name not in headers:
-            raise InputError(f"{path}: lacks {name}")
+    headers = require_headers(path, names)
     check_memory(path, sum(map(needed_memory, headers.values())), memory)
     arrays = read_arrays(path, headers)
     for name in names:
@@ -131,11 +125,16 @@ def named_classes(path: Path, members: Mapping[str, np.ndarray]) -> tuple[str, .
     names = members["class_names"]
     if names.ndim != 1 or names.dtype.kind not in "US":
         raise InputError(f"{path}: class_names is {names.dtype} of shape {names.shape}; expected a list of texts")
-    texts = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names.tolist()]
+    texts = as_texts(names)
     twice = next((name for number, name in enumerate(texts) if name in texts[:number]), None)
     if twice is not None:
         raise InputError(f"{path}: class_names has {cut(twice)!r} twice; each class has a name of its own")
     return tuple(texts)
+
+
+def as_texts(values: np.ndarray) -> list[str]:
+    """Return numbers, texts or bytes (N,) as texts."""
+    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values.tolist()]
 
 
 def checked(arrays: Arrays, where: str) -> Arrays:

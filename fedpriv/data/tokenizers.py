@@ -19,7 +19,7 @@ from typing_extensions import TypeAliasType, override
 from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, one_line, optional
 from fedpriv.core.names import END, PAD, START
-from fedpriv.core.npz import read_arrays, read_headers
+from fedpriv.core.npz import read_arrays, require_headers
 from fedpriv.data.chats import template_files
 
 if TYPE_CHECKING:
@@ -157,10 +157,7 @@ class LlamaTokens(Tokenizer):
     @staticmethod
     def read(path: Path) -> LlamaTokens:
         """Return the tokenizer that the file of the model holds."""
-        headers = read_headers(path, ("vocab", "vocab_scores"))
-        if len(headers) < 2:
-            raise InputError(f"{path} holds no tokenizer: expected vocab and vocab_scores")
-        arrays = read_arrays(path, headers)
+        arrays = read_arrays(path, require_headers(path, ("vocab", "vocab_scores")))
         # numpy drops zero bytes at the end of a text, and one of the tokens is a space alone.
         vocabulary = [bytes(token) for token in arrays["vocab"].tolist()]
         return LlamaTokens(vocabulary, arrays["vocab_scores"].tolist())

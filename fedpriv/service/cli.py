@@ -253,13 +253,10 @@ def _test_images(run: "RunFolder", text: str | None) -> "tuple[Tensor, Tensor, t
 def _own_images(path: Path) -> "Tensor":
     import torch
 
-    from fedpriv.core.npz import read_arrays, read_headers
+    from fedpriv.core.npz import read_arrays, require_headers
     from fedpriv.data.files import channels_are_last
 
-    headers = read_headers(path, ["images"])
-    if "images" not in headers:
-        raise InputError(f"{path}: has no array named images")
-    array = read_arrays(path, headers)["images"]
+    array = read_arrays(path, require_headers(path, ["images"]))["images"]
     if array.dtype.name not in ("uint8", "float32", "float64"):
         raise InputError(f"{path}: images of {array.dtype}; expected uint8, or float32 or float64 on [0, 1]")
     images = torch.from_numpy(array)

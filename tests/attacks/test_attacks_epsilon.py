@@ -23,11 +23,11 @@ from fedpriv.attacks.epsilon import (
     canary_gaussian_epsilon,
     canary_p_value,
     canary_tradeoff_refuted,
-    clopper_pearson,
     gaussian_epsilon,
     independent_canary_epsilon,
     trials_epsilon,
 )
+from fedpriv.attacks.intervals import binomial_lower, binomial_upper
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import EpsilonBound, refuse_exceeded
 from fedpriv.gradients import DenseGradients
@@ -43,14 +43,16 @@ SEEDS = range(20)
 def limits_are_computed_once() -> Iterator[None]:
     """The trials of all seeds have the same few thousand pairs of counts, each with limits that take 0.1 ms."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epsilon, "clopper_pearson", cache(clopper_pearson))
+        for limit in (binomial_lower, binomial_upper):
+            patch.setattr(epsilon, limit.__name__, cache(limit))
         yield
 
 
 @in_one_test(("successes", "trials"), [(0, 10), (3, 10), (10, 10), (57, 1000)])
 def test_limits_are_clopper_and_pearsons(successes: int, trials: int) -> None:
     wanted = binomtest(successes, trials).proportion_ci(0.9, "exact")
-    assert clopper_pearson(successes, trials, 0.95) == pytest.approx((wanted.low, wanted.high))
+    limits = [limit(successes, trials, 0.05) for limit in (binomial_lower, binomial_upper)]
+    assert limits == pytest.approx([wanted.low, wanted.high])
 
 
 def gaussian_epsilon_of(sigma: float, delta: float) -> float:
@@ -259,5 +261,3 @@ def test_what_is_out_of_range_is_refused() -> None:
             canary_epsilon(scores, inside, guesses, 0.0)
     with pytest.raises(InputError, match="above 0"):
         gaussian_epsilon(scores, inside, 0.0)
-    with pytest.raises(InputError, match="successes"):
-        clopper_pearson(3, 2, 0.95)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from fedpriv.core.columns import ColumnSpec
 from fedpriv.core.errors import InputError
-from fedpriv.core.npz import Header, read_arrays, read_headers
+from fedpriv.core.npz import Header, read_arrays, require_headers
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays, check_labels, check_memory, stratified
 from fedpriv.data.source import Place, SingleFile
@@ -56,10 +56,7 @@ class Location30(SingleFile):
 
 
 def _headers(path: Path) -> dict[str, Header]:
-    headers = read_headers(path, ("x", "y"))
-    missing = [name for name in ("x", "y") if name not in headers]
-    if missing:
-        raise InputError(f"{path}: lacks {', '.join(missing)}; expected x and y")
+    headers = require_headers(path, ("x", "y"))
     if headers["x"].dtype != "uint8" or headers["x"].ndim != 2:
         raise InputError(f"{path}: x is {headers['x'].dtype} of shape {headers['x'].shape}; expected uint8 (N, D)")
     return headers

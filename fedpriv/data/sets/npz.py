@@ -11,7 +11,7 @@ from typing_extensions import override
 from fedpriv.core.errors import InputError
 from fedpriv.core.npz import Header, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, check_memory, named_classes, needed_memory
+from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, as_texts, check_memory, named_classes, needed_memory
 from fedpriv.data.own import (
     OwnFile,
     as_labels,
@@ -119,18 +119,15 @@ def _keys(path: Path, key: str, members: Mapping[str, np.ndarray], train: int, t
     """Whose each example is; of test examples nobody may say."""
     if key not in members:
         return None
-    parts: list[list[str]] = []
-    for name, count in ((key, train), (f"{key}_test", test)):
+    parts: list[list[str]] = [[], []]
+    for part, name, count in zip(parts, (key, f"{key}_test"), (train, test), strict=True):
         values = members.get(name)
         if values is None:
-            parts.append([])
             continue
         if values.shape != (count,) or values.dtype.kind not in "iuUS":
             raise InputError(
                 f"{path}: {name} is {values.dtype} of shape {values.shape}; expected {count} numbers or texts, one "
                 "an example"
             )
-        parts.append(
-            [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values.tolist()]
-        )
-    return Keys.of(parts[0], parts[1])
+        part += as_texts(values)
+    return Keys.of(*parts)

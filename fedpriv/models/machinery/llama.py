@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError
-from fedpriv.core.npz import read_arrays, read_headers
+from fedpriv.core.npz import read_arrays, require_headers
 from fedpriv.models.machinery.transformer import last_tokens
 
 _EPSILON, _BASE = 1e-5, 10_000.0  # of the RMS norms, and of the rotary positions
@@ -123,11 +122,7 @@ class Llama(nn.Module):
     @staticmethod
     def read(path: Path) -> "Llama":
         """Return the network with the weights of stories260k.npz."""
-        headers = read_headers(path, _ARRAYS)
-        missing = [name for name in _ARRAYS if name not in headers]
-        if missing:
-            raise InputError(f"{path} holds no language model: it lacks {', '.join(missing)}")
-        arrays = read_arrays(path, headers)
+        arrays = read_arrays(path, require_headers(path, _ARRAYS))
         sizes = _Sizes(*(int(number) for number in arrays["config"]))
         network = Llama(sizes)
         state = {"model.embed_tokens.weight": arrays["tok_embeddings"], "model.norm.weight": arrays["norm"]}
