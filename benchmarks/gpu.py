@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.measure import in_turns, medians, options, report, save
+from benchmarks.random_networks import RandomNetwork
 from fedpriv.attacks import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, matching, run_attack
@@ -49,22 +50,21 @@ from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.vmf import VmfMechanism
 from fedpriv.models import model_settings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.machinery.settings import SequenceShape
 from studies.arguments import whole
 
 ROOT = Path(__file__).parents[1]
 BATCH, CLASSES, SHAPE = 64, 10, (3, 32, 32)
-TEXTS = SequenceShape(length=128, vocabulary=259, tokenizer="byte", classes=259, is_next=True)
-NETWORKS: dict[str, dict[str, Any]] = {
-    "mlp": {"name": "mlp", "hidden": [1024, 1024]},
-    "lenet": {"name": "lenet"},
-    "resnet18": {"name": "torchvision:resnet18", "norm": "group"},
-    "vit-tiny": {"name": "timm:vit_tiny_patch16_224", "arguments": {"patch_size": 4}},
-    "gpt-20m": {"name": "gpt", "width": 512, "depth": 6, "heads": 8},
+_GPT = "--shape 128 --set data.text.task=next --set"
+NETWORKS = {
+    "mlp": "mlp --set model.hidden=[1024,1024]",
+    "lenet": "lenet",
+    "resnet18": "torchvision:resnet18 --set model.norm=group",
+    "vit-tiny": "timm:vit_tiny_patch16_224 --set model.arguments={patch_size=4}",
+    "gpt-20m": f"gpt {_GPT} model.width=512 --set model.depth=6 --set model.heads=8",
 }
-TINY: dict[str, dict[str, Any]] = {
-    "mlp": {"name": "mlp", "hidden": [16]},
-    "gpt-20m": {"name": "gpt", "width": 16, "depth": 1, "heads": 2},
+TINY = {
+    "mlp": "mlp --set model.hidden=[16]",
+    "gpt-20m": f"gpt {_GPT} model.width=16 --set model.depth=1 --set model.heads=2",
 }
 MECHANISMS: dict[str, Mechanism] = {
     "gaussian": GaussianMechanism(1.0, 1.0),
@@ -149,11 +149,11 @@ def _wait(device: torch.device) -> None:
 
 def steps(setup: Setup) -> Iterator[Row]:
     """Yield the milliseconds of steps, as multiples of SGD's."""
-    for name, settings in (TINY if setup.is_tiny else NETWORKS).items():
+    for name, given in (TINY if setup.is_tiny else NETWORKS).items():
         if not setup.has_time():
             yield _row(name, "all", None, "ms", note="left out: no time left")
             continue
-        ways = _ways(name, settings, setup)
+        ways = _ways(RandomNetwork(name, given), setup)
         for step in ways.values():
             for _ in range(2):
                 step()
@@ -164,32 +164,17 @@ def steps(setup: Setup) -> Iterator[Row]:
             yield _row(f"{name}, batch {BATCH}", way, 1e3 * seconds, "ms", ratio)
 
 
-def _ways(name: str, settings: dict[str, Any], setup: Setup) -> dict[str, Step]:
+def _ways(row: RandomNetwork, setup: Setup) -> dict[str, Step]:
     """A step of each kind, of a network of its own."""
-    x, y = _batch(name, setup.device)
-
-    def network() -> nn.Module:
-        sequences = TEXTS if name.startswith("gpt") else None
-        shape, classes = ((1, 1, TEXTS.length), TEXTS.classes) if sequences else (SHAPE, CLASSES)
-        return build_model(model_settings(settings), shape, classes, seed=0, sequences=sequences).to(setup.device)
-
-    ways: dict[str, Step] = {"sgd": sgd_step(network(), example_losses, x, y)}
+    x, y = (values.to(setup.device) for values in row.batch(BATCH))
+    ways: dict[str, Step] = {"sgd": sgd_step(row.network().to(setup.device), example_losses, x, y)}
     for way, mechanism in MECHANISMS.items():
-        ways[way] = private_step(network(), example_losses, x, y, mechanism)
+        ways[way] = private_step(row.network().to(setup.device), example_losses, x, y, mechanism)
     if find_spec("opacus") is not None:
         from benchmarks.methods import opacus_ghost
 
-        ways["opacus ghost"] = opacus_ghost(network(), x, y)
+        ways["opacus ghost"] = opacus_ghost(row.network().to(setup.device), x, y)
     return ways
-
-
-def _batch(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    generator = torch_stream(0, "benchmark batch", BATCH)
-    if name.startswith("gpt"):
-        tokens = torch.randint(3, TEXTS.vocabulary, (BATCH, TEXTS.length + 1), generator=generator).to(device)
-        return tokens[:, :-1], tokens[:, 1:].contiguous()
-    images = torch.randn(BATCH, *SHAPE, generator=generator)
-    return images.to(device), torch.randint(CLASSES, (BATCH,), generator=generator).to(device)
 
 
 def attacks(setup: Setup) -> Iterator[Row]:

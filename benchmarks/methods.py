@@ -6,7 +6,6 @@ update of the parameters.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
+from benchmarks.random_networks import RandomNetwork
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret, numpy_stream, torch_stream
 from fedpriv.diagnosis.cost import Step, private_step, releasing, sgd, sgd_step, stepping
@@ -30,84 +30,47 @@ from fedpriv.mechanisms.gaussian import GaussianMechanism
 from fedpriv.mechanisms.machinery.base import Mechanism
 from fedpriv.mechanisms.machinery.vmf_sampling import draw_cosines
 from fedpriv.mechanisms.vmf import VmfMechanism
-from fedpriv.models import ModelSettings
-from fedpriv.models.convnet import ConvnetSettings
-from fedpriv.models.gpt import GptSettings
-from fedpriv.models.lenet import LenetSettings
-from fedpriv.models.machinery.build import build_model
-from fedpriv.models.machinery.settings import SequenceShape
-from fedpriv.models.mlp import MlpSettings
-from fedpriv.models.timm import TimmSettings
-from fedpriv.models.transformers import TransformersSettings
 
 CLIP_NORM, SIGMA, KAPPA = 1.0, 1.0, 50.0
-CLASSES = 10
 LOSS = example_losses  # a sequence's is the mean over its tokens
 
-LLAMA = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 1408}
 
-TEXTS = SequenceShape(length=64, vocabulary=259, tokenizer="byte", classes=259, is_next=True)
-
-
-@dataclass(frozen=True)
-class NetworkSetting:
-    """A network and the shape (C, H, W) of its images, or the sequences that it takes."""
-
-    config: ModelSettings
-    shape: tuple[int, int, int]
-    sequences: SequenceShape | None = None
-
-
+_SIZES = "hidden_size=512,num_hidden_layers=6,num_attention_heads=8,intermediate_size=1408"
+_NEXT = "--shape 64 --set data.text.task=next --set"
 MODELS = {
-    "lenet": NetworkSetting(LenetSettings(), (3, 32, 32)),
-    "mlp(1024,1024)": NetworkSetting(MlpSettings(hidden=(1024, 1024)), (3, 32, 32)),
-    "mlp(128)": NetworkSetting(MlpSettings(hidden=(128,)), (1, 28, 28)),
-    "convnet": NetworkSetting(ConvnetSettings(), (3, 32, 32)),
-    "gpt(4,256)": NetworkSetting(GptSettings(width=256), (1, 1, 64), TEXTS),
-    "gpt(4,256), lora": NetworkSetting(GptSettings(width=256, lora_rank=4), (1, 1, 64), TEXTS),
-    "vit_tiny, 224": NetworkSetting(TimmSettings(name="timm:vit_tiny_patch16_224"), (3, 224, 224)),
-    "llama(6,512)": NetworkSetting(
-        TransformersSettings.model_validate({"name": "transformers:llama", "config": LLAMA}), (1, 1, 64), TEXTS
-    ),
+    name: RandomNetwork(name, given)
+    for name, given in {
+        "lenet": "lenet",
+        "mlp(1024,1024)": "mlp --set model.hidden=[1024,1024]",
+        "mlp(128)": "mlp --shape 1,28,28 --set model.hidden=[128]",
+        "convnet": "convnet",
+        "gpt(4,256)": f"gpt {_NEXT} model.width=256",
+        "gpt(4,256), lora": f"gpt {_NEXT} model.width=256 --set model.lora_rank=4",
+        "vit_tiny, 224": "timm:vit_tiny_patch16_224 --shape 3,224,224",
+        "llama(6,512)": f"transformers:llama {_NEXT} model.config={{{_SIZES}}}",
+    }.items()
 }
 
 
-def network(setting: NetworkSetting) -> nn.Module:
-    """Return the network of a setting."""
-    classes = CLASSES if setting.sequences is None else setting.sequences.classes
-    return build_model(setting.config, setting.shape, classes, seed=0, sequences=setting.sequences)
-
-
-def random_batch(setting: NetworkSetting, batch: int) -> tuple[Tensor, Tensor]:
-    """Return random images that look like normalised ones, and labels; or tokens, and those that follow them."""
-    generator = torch_stream(0, "benchmark batch", batch)
-    if setting.sequences is not None:
-        size = (batch, setting.sequences.length + 1)
-        tokens = torch.randint(3, setting.sequences.vocabulary, size, generator=generator)
-        return tokens[:, :-1], tokens[:, 1:].contiguous()
-    images = torch.randn(batch, *setting.shape, generator=generator)
-    return images, torch.randint(CLASSES, (batch,), generator=generator)
-
-
-def _releasing(setting: NetworkSetting, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
+def _releasing(row: RandomNetwork, batch: int, release: Callable[[nn.Module, Tensor, Tensor], Vector]) -> Step:
     """A step along what is released of the model's gradients at a batch."""
-    model, (x, y) = network(setting), random_batch(setting, batch)
+    model, (x, y) = row.network(), row.batch(batch)
     return releasing(model, lambda: release(model, x, y))
 
 
-def _sgd(setting: NetworkSetting, batch: int) -> Step:
-    return sgd_step(network(setting), LOSS, *random_batch(setting, batch))
+def _sgd(row: RandomNetwork, batch: int) -> Step:
+    return sgd_step(row.network(), LOSS, *row.batch(batch))
 
 
-def _ghost(mechanism: Mechanism, setting: NetworkSetting, batch: int) -> Step:
-    return private_step(network(setting), LOSS, *random_batch(setting, batch), mechanism)
+def _ghost(mechanism: Mechanism, row: RandomNetwork, batch: int) -> Step:
+    return private_step(row.network(), LOSS, *row.batch(batch), mechanism)
 
 
-def _vmf_dense(setting: NetworkSetting, batch: int) -> Step:
+def _vmf_dense(row: RandomNetwork, batch: int) -> Step:
     """The way of every implementation known to us: B gradients of K numbers, and a draw of K numbers for each."""
     draws = torch_stream(0, "benchmark noise"), numpy_stream(0, "benchmark noise")
     return _releasing(
-        setting,
+        row,
         batch,
         lambda model, x, y: _separate_draws(dense_gradients(model, LOSS, x, y, "the benchmark's reference"), *draws),
     )
@@ -200,8 +163,8 @@ def _rows(layer: nn.Module, x: Tensor, error: Tensor) -> list[Tensor]:
     return [*made, error.sum(dim=1)] if layer.bias is not None and layer.bias.requires_grad else made
 
 
-def _by_opacus(way: Callable[[nn.Module, Tensor, Tensor], Step], setting: NetworkSetting, batch: int) -> Step:
-    return way(network(setting), *random_batch(setting, batch))
+def _by_opacus(way: Callable[[nn.Module, Tensor, Tensor], Step], row: RandomNetwork, batch: int) -> Step:
+    return way(row.network(), *row.batch(batch))
 
 
 def _accepted_by_opacus(model: nn.Module) -> nn.Module:
@@ -226,7 +189,7 @@ def _noise_of_opacus(batch: int) -> dict[str, Any]:
     }
 
 
-METHODS: dict[str, Callable[[NetworkSetting, int], Step]] = {
+METHODS: dict[str, Callable[[RandomNetwork, int], Step]] = {
     "sgd": _sgd,
     "gaussian-ghost": partial(_ghost, GaussianMechanism(SIGMA, CLIP_NORM)),
     "vmf-ghost": partial(_ghost, VmfMechanism(KAPPA)),

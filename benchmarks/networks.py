@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from benchmarks.measure import in_turns, medians, options, report, save
+from benchmarks.random_networks import RandomNetwork
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
@@ -26,7 +27,7 @@ from fedpriv.diagnosis.diagnose import random_batch
 from fedpriv.gradients import find_route, per_example_gradients
 from fedpriv.gradients.calls import until_the_end
 from studies.arguments import whole
-from studies.zoo import Row, rows
+from studies.zoo import rows
 
 _NEXT = "--shape 16 --set data.text.task=next --set model.config="
 _SIDES = "hidden_size=128,intermediate_size=256,num_hidden_layers=4,num_attention_heads=4"
@@ -53,7 +54,7 @@ def main() -> None:
         keep_freed_memory()
         known = {row.name: row for row in rows()}
         made = [
-            {"network": name, **times_of(known.get(given, Row(name, given)), asked.repeats)}
+            {"network": name, **times_of(known.get(given, RandomNetwork(name, given)), asked.repeats)}
             for name, given in NETWORKS.items()
         ]
         columns = {"network": "{network}", "million parameters": "{millions:.2f}"}
@@ -63,7 +64,7 @@ def main() -> None:
         save(asked.json, rows=made, torch=torch.__version__)
 
 
-def times_of(row: Row, repeats: int) -> dict[str, float]:
+def times_of(row: RandomNetwork, repeats: int) -> dict[str, float]:
     """CPU times of a network's steps and of their parts over that of a step of SGD."""
     experiment, dataset = row.fitting()
     model = network_of(experiment, dataset)

@@ -24,14 +24,15 @@ import torch
 from rich.console import Console
 
 from benchmarks.measure import in_own_process, medians, options, report, save
-from benchmarks.methods import LOSS, METHODS, MODELS, NetworkSetting, network, random_batch
+from benchmarks.methods import LOSS, METHODS, MODELS
+from benchmarks.random_networks import RandomNetwork
 from fedpriv.core.randomness import Secret
 from fedpriv.diagnosis.cost import cpu_seconds, peak_mib, reset_peak
 from fedpriv.gradients import find_route, per_example_gradients
 from studies.arguments import whole
 
 BATCHES = (64, 256)
-LARGEST_SIDE = 32  # pixels of images by default
+SMALL = ("3,32,32", "1,28,28")  # images by default
 SLOW_SECONDS = 1.0
 SLOW_REPEATS = 3
 WARMUP = 2
@@ -42,9 +43,7 @@ LARGEST_GIB = 12.0
 def main() -> None:
     """Measure, print a table, and write the rows."""
     parser = options("step", __doc__)
-    images = [
-        name for name, setting in MODELS.items() if setting.sequences is None and max(setting.shape) <= LARGEST_SIDE
-    ]
+    images = [name for name, row in MODELS.items() if row.asked.shape in SMALL]
     parser.add_argument("--models", nargs="+", choices=MODELS, default=images, help="by default those of small images")
     parser.add_argument("--batches", nargs="+", type=whole(1), default=list(BATCHES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -92,9 +91,9 @@ def _measure(asked: argparse.Namespace) -> None:
     save(asked.json, rows=rows, floors=floors, skipped=skipped, **about, opacus=version("opacus"))
 
 
-def median_ms(setting: NetworkSetting, batch: int, methods: Sequence[str], repeats: int) -> dict[str, float]:
+def median_ms(row: RandomNetwork, batch: int, methods: Sequence[str], repeats: int) -> dict[str, float]:
     """Median milliseconds of one step of each method, alternating; slow ones take part in fewer rounds."""
-    steps = {method: METHODS[method](setting, batch) for method in methods}
+    steps = {method: METHODS[method](row, batch) for method in methods}
     times: dict[str, list[float]] = {method: [] for method in methods}
     for step in steps.values():
         if cpu_seconds(step) < SLOW_SECONDS:
@@ -108,10 +107,10 @@ def median_ms(setting: NetworkSetting, batch: int, methods: Sequence[str], repea
     return {method: 1e3 * taken for method, taken in medians(times).items()}
 
 
-def floor_ms(setting: NetworkSetting, batch: int, repeats: int) -> dict[str, float]:
+def floor_ms(row: RandomNetwork, batch: int, repeats: int) -> dict[str, float]:
     """Median milliseconds of what the directional mechanism cannot do without, each alone."""
     stream = Secret.of_seed(0).stream("benchmark")
-    given = (network(setting), LOSS, *random_batch(setting, batch))
+    given = (row.network(), LOSS, *row.batch(batch))
     compute = partial(per_example_gradients, *given, route=find_route(*given), often=True)
     parts: dict[str, list[float]] = {"draw": [], "gradients": [], "gram": [], "dot": [], "combine": []}
     slow = cpu_seconds(compute) > SLOW_SECONDS
@@ -146,11 +145,11 @@ def _peak_in_own_process(model: str, batch: int, method: str, threads: int) -> f
     return in_own_process(peak_of, model, batch, method, threads)
 
 
-def _fits(setting: NetworkSetting, batch: int, method: str) -> bool:
+def _fits(row: RandomNetwork, batch: int, method: str) -> bool:
     """Whether B gradients of K numbers, and the copies that are made of them, fit; asked of the dense ways only."""
     if method not in ("vmf-dense", "opacus-hooks"):
         return True
-    numbers = batch * sum(value.numel() for value in network(setting).parameters() if value.requires_grad)
+    numbers = batch * sum(value.numel() for value in row.network().parameters() if value.requires_grad)
     return 2 * 4 * numbers <= LARGEST_GIB * 2**30
 
 

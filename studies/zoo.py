@@ -19,7 +19,6 @@ import time
 import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -31,14 +30,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.methods import least_step, opacus_ghost, opacus_hooks
-from fedpriv.core.config import Experiment
+from benchmarks.random_networks import RandomNetwork
 from fedpriv.core.errors import InputError, cut, one_line
 from fedpriv.core.federated import example_losses
 from fedpriv.core.progress import Silent
 from fedpriv.core.world import network_of
-from fedpriv.data.datasets import Dataset
 from fedpriv.diagnosis.cost import cpu_seconds, sgd_step
-from fedpriv.diagnosis.diagnose import CLASSES, attacked, diagnose, fitting, random_batch
+from fedpriv.diagnosis.diagnose import attacked, diagnose, random_batch
 from fedpriv.diagnosis.records import Diagnosis
 from studies.arguments import StudyParser, listed, whole
 from studies.results import Table
@@ -48,51 +46,22 @@ LIBRARIES = ("torchvision", "timm", "transformers", "peft", "opacus", "torch")
 LEAST_MIB = 64  # of a step of SGD: with less, what noise is drawn in counts for most
 CONTEXT = "forkserver"
 IMAGES, TEXTS = ("iga", "dlg", "map"), ("tag", "lamp", "text_map", "dager")
-SHORT = 6  # tokens of texts that are attacked: two fill less than the 16 dimensions of most rows, which DAGER needs
 
 
-@dataclass(frozen=True)
-class Row:
-    """A network, with its library before its name."""
-
-    name: str
-    given: str  # what ``fedpriv model`` is given, words without spaces in them
-
-    @property
-    def asked(self) -> argparse.Namespace:
-        """The same as the command reads it."""
-        parser = argparse.ArgumentParser()
-        parser.add_argument("model")
-        parser.add_argument("--shape", default="3,32,32")
-        parser.add_argument("--batch", type=int, default=16)
-        parser.add_argument("--set", action="append", default=[])
-        return parser.parse_args(self.given.split())
-
-    @property
-    def takes_texts(self) -> bool:
-        """Whether the shape is a number of tokens."""
-        return str(self.asked.shape).isdecimal()
-
-    def fitting(self, attacks: Sequence[str] = ()) -> tuple[Experiment, Dataset]:
-        """Return an experiment with the network and these attacks, and random examples."""
-        asked = self.asked
-        shape = (SHORT,) if attacks and self.takes_texts else tuple(map(int, asked.shape.split(",")))
-        overrides = (*asked.set, f"adversary.attacks=[{', '.join(attacks)}]")
-        return fitting(asked.model, overrides, shape, CLASSES, asked.batch)
-
-
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[RandomNetwork, ...]:
     """The networks of studies/zoo.toml."""
     libraries = tomllib.loads(_NETWORKS.read_text(encoding="utf-8"))
     return tuple(
-        Row(f"{library}/{name}", given) for library, named in libraries.items() for name, given in named.items()
+        RandomNetwork(f"{library}/{name}", given)
+        for library, named in libraries.items()
+        for name, given in named.items()
     )
 
 
-Part = Callable[[Row], dict[str, Any]]
+Part = Callable[[RandomNetwork], dict[str, Any]]
 
 
-def steps_of(row: Row) -> dict[str, Any]:
+def steps_of(row: RandomNetwork) -> dict[str, Any]:
     """What ``fedpriv model`` says of a network, but for attacks."""
     found = diagnose(*row.fitting(), row.asked.batch, Silent())
     same, cost = found.exactness, found.cost
@@ -120,14 +89,14 @@ def way_of(found: Diagnosis) -> str:
     return f"ghost; dense: {', '.join(dense)}" if dense else "ghost"
 
 
-def attacks_of(row: Row) -> dict[str, Any]:
+def attacks_of(row: RandomNetwork) -> dict[str, Any]:
     """Which attacks can be made, and why others refuse."""
     trials, _ = attacked(*row.fitting(TEXTS if row.takes_texts else IMAGES), Silent())
     refused = [f"{trial.name}: {trial.reason}" for trial in trials if not trial.runs]
     return {"attacks": ", ".join(trial.name for trial in trials if trial.runs), "refused": "; ".join(refused)}
 
 
-def opacus_of(row: Row) -> dict[str, Any]:
+def opacus_of(row: RandomNetwork) -> dict[str, Any]:
     """Steps of Opacus, by its hooks and its ghost clipping, and less than any private one, next to one of SGD."""
     experiment, dataset = row.fitting()
     x, y = random_batch(dataset, row.asked.batch)
@@ -161,7 +130,7 @@ CELLS: dict[str, tuple[str, ...]] = {
 COLUMNS = ("name", "given", *(cell for part in CELLS.values() for cell in part), "failed", "made")
 
 
-def made(row: Row, parts: Sequence[str], limit: float) -> dict[str, str]:
+def made(row: RandomNetwork, parts: Sequence[str], limit: float) -> dict[str, str]:
     """Make parts of a row in a process of its own; what fails or takes too long is one cell that says so."""
     multiprocessing.set_forkserver_preload(["benchmarks.methods", "fedpriv.diagnosis.diagnose", "peft", "timm"])
     context: Any = multiprocessing.get_context(CONTEXT)
@@ -188,7 +157,7 @@ def made(row: Row, parts: Sequence[str], limit: float) -> dict[str, str]:
     return cells
 
 
-def _work(row: Row, parts: Sequence[str], sending: Connection) -> None:
+def _work(row: RandomNetwork, parts: Sequence[str], sending: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for part in parts:
@@ -217,7 +186,7 @@ def write(path: Path, kept: Mapping[str, Mapping[str, str]]) -> None:
         writer.writerows(kept[row.name] for row in rows() if row.name in kept)
 
 
-def missing(row: Row, kept: Mapping[str, str] | None, asked: argparse.Namespace) -> list[str]:
+def missing(row: RandomNetwork, kept: Mapping[str, str] | None, asked: argparse.Namespace) -> list[str]:
     """Return the parts of a row that are to be made: what another command made is none."""
     if kept is None or kept["given"] != row.given or asked.anew:
         return list(asked.parts)

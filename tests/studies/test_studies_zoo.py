@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.random_networks import RandomNetwork
 from fedpriv.diagnosis import cost
 from studies import zoo
 
@@ -18,7 +19,7 @@ SMALL = (
 )
 
 
-def row(name: str) -> zoo.Row:
+def row(name: str) -> RandomNetwork:
     return next(each for each in zoo.rows() if each.name == name)
 
 
@@ -41,16 +42,16 @@ def test_a_small_network_is_accepted_and_exact(name: str, monkeypatch: pytest.Mo
     assert set(cells) == set(zoo.CELLS["steps"])
 
 
-def _ends(row: zoo.Row) -> dict[str, Any]:
+def _ends(row: RandomNetwork) -> dict[str, Any]:
     os._exit(3)
 
 
-def _hangs(row: zoo.Row) -> dict[str, Any]:
+def _hangs(row: RandomNetwork) -> dict[str, Any]:
     time.sleep(60)
     return {}
 
 
-def _raises(row: zoo.Row) -> dict[str, Any]:
+def _raises(row: RandomNetwork) -> dict[str, Any]:
     raise MemoryError("too large")
 
 
@@ -72,7 +73,7 @@ def test_a_bad_network_costs_one_part_of_one_row(part: zoo.Part, words: str, mon
 def test_rows_are_made_once_and_parts_anew_only_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, tuple[str, ...]]] = []
 
-    def fake(row: zoo.Row, parts: tuple[str, ...], limit: float) -> dict[str, str]:
+    def fake(row: RandomNetwork, parts: tuple[str, ...], limit: float) -> dict[str, str]:
         made.append((row.name, tuple(parts)))
         return {CELL[part]: str(len(made)) for part in parts} | {"accepted": "yes", "failed": ""}
 
