@@ -8,14 +8,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from operator import index
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -28,11 +27,12 @@ from fedpriv.attacks.reconstruction.upload_model import whole_numbers
 from fedpriv.attacks.settings import AttackSettings, known_attack
 from fedpriv.attacks.simulation import Sent, SimulationCheck
 from fedpriv.core import errors
+from fedpriv.core.config.error_text import validated
 from fedpriv.core.errors import InputError
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.randomness import fixed_normal, generator_states, seeded_generators, torch_stream
 from fedpriv.core.registry import ATTACKS, suggestion
-from fedpriv.core.settings import wrong_value
+from fedpriv.core.settings import Integer, Momentum, Real, Settings, wrong_value
 from fedpriv.core.world import trained_parameters
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied, evaluating
@@ -133,10 +133,7 @@ def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
     for key in settings:
         if key not in kind.model_fields:
             raise InputError(f"{attack} has no setting {key!r}{suggestion(key, tuple(kind.model_fields))}")
-    try:
-        return kind.model_validate(dict(settings))
-    except ValidationError as error:
-        raise wrong_value(error.errors()[0]) from None
+    return validated(kind, settings, "")
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
@@ -190,17 +187,10 @@ def per_channel(name: str, given: float | Sequence[float], channels: int) -> tup
     return values
 
 
-def wanted(name: str, value: Any, holds: bool, words: str) -> Any:
-    """Return an argument, checked."""
+def wanted(name: str, value: Any, holds: bool, words: str) -> None:
+    """Refuse an argument of which something does not hold."""
     if not holds:
         raise InputError(key=name, given=value, allowed=f"expected {words}")
-    return value
-
-
-def number(name: str, value: object, words: str, holds: Callable[[float], bool]) -> float:
-    """Return a number of which something holds, described in ``words``."""
-    fits = not isinstance(value, bool) and isinstance(value, Real) and holds(float(value))
-    return float(wanted(name, value, fits, words))
 
 
 def pairs_of(given: Any) -> list[tuple[Any, Any]]:
@@ -211,34 +201,36 @@ def pairs_of(given: Any) -> list[tuple[Any, Any]]:
         raise InputError("repeats: expected a list of pairs (parameters, upload)") from None
 
 
-def count(name: str, value: object, least: int = 1, most: int = 2**63 - 1) -> int:
-    """Return a whole number in a range."""
-    fits = isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= int(value) <= most
-    return int(wanted(name, value, fits, f"a whole number from {least}"))
+Whole = Annotated[Integer, Field(ge=1)]
+AboveZero = Annotated[Real, Field(gt=0)]
 
 
-def learning_rate_of(value: float | None, local_steps: int) -> float:
-    """Return the learning rate; 1 for a gradient."""
-    if value is None and local_steps != 1:
-        raise InputError(
-            key="local_steps", given=local_steps, allowed="for a change of parameters: give its learning_rate, too"
-        )
-    rate = 1.0 if value is None else value
-    return number("learning_rate", rate, "a finite number above zero", lambda value: 0 < value < math.inf)
+class Training(Settings):
+    """How the upload was computed, and how it is attacked: arguments of :func:`reconstruct` that need no model."""
 
+    batch_size: Whole
+    local_steps: Whole
+    examples: Whole | None
+    learning_rate: AboveZero | None  # `None`: the upload is a gradient
+    optimizer: Literal["sgd", "adam"]
+    momentum: Momentum
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)]
+    seconds: AboveZero | None
 
-def example_count(examples: int | None, batch_size: int, local_steps: int) -> int:
-    """Return how many distinct examples are behind the upload."""
-    if examples is None:
-        return batch_size * local_steps
-    if not batch_size <= count("examples", examples) <= batch_size * local_steps:
-        raise InputError(
-            key="examples",
-            given=examples,
-            allowed=f"{local_steps} batches of {batch_size} hold from {batch_size} to "
-            f"{batch_size * local_steps} distinct examples",
-        )
-    return examples
+    @property
+    def distinct(self) -> int:
+        """How many distinct examples are behind the upload."""
+        return self.batch_size * self.local_steps if self.examples is None else self.examples
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.learning_rate is None and self.local_steps != 1:
+            raise self.wrong("local_steps", "for a change of parameters: give its learning_rate, too")
+        most = self.batch_size * self.local_steps
+        if not self.batch_size <= self.distinct <= most:
+            batches = f"{self.local_steps} batches of {self.batch_size}"
+            raise self.wrong("examples", f"{batches} hold from {self.batch_size} to {most} distinct examples")
+        return self
 
 
 def mechanism_of(given: MechanismSettings | Mapping[str, Any] | None) -> MechanismSettings:
@@ -555,9 +547,14 @@ def reconstruct(
     """
     wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
     wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")
-    seed = count("seed", seed, 0)
-    if seconds is not None:
-        number("seconds", seconds, "a number above zero", lambda value: value > 0)
+    given: dict[str, Any] = {
+        "batch_size": batch_size,
+        "local_steps": local_steps,
+        "examples": examples,
+        "learning_rate": learning_rate,
+    }
+    given |= {"optimizer": optimizer, "momentum": momentum, "seed": seed, "seconds": seconds}
+    training = validated(Training, given, "")
     config = told_candidates(attack_config(attack, settings), candidates, candidate_labels)
     size = image_shape(shape)
     if (reason := whole_numbers(model, size)) is not None:
@@ -573,28 +570,29 @@ def reconstruct(
         classes=logits,
         mean=tuple(bounds.to_unit(value) for value in per_channel("mean", mean, size[0])),
         std=tuple(value / bounds.width for value in per_channel("std", std, size[0])),
-        algorithm="fedsgd" if learning_rate is None else "fedavg",
-        batch_size=count("batch_size", batch_size),
-        local_steps=count("local_steps", local_steps),
-        learning_rate=learning_rate_of(learning_rate, local_steps),
-        optimizer=wanted("optimizer", optimizer, optimizer in ("sgd", "adam"), "sgd or adam"),
-        momentum=number("momentum", momentum, "a number from 0 to below 1", lambda value: 0 <= value < 1),
-        client_examples=example_count(examples, batch_size, local_steps),
+        algorithm="fedsgd" if training.learning_rate is None else "fedavg",
+        batch_size=training.batch_size,
+        local_steps=training.local_steps,
+        learning_rate=training.learning_rate or 1.0,
+        optimizer=training.optimizer,
+        momentum=training.momentum,
+        client_examples=training.distinct,
         mechanism=mechanism_of(mechanism).model_dump(mode="json", exclude_none=True),
     )
     before = present(model) if parameters is None else named_vector(parameters, model, "parameters")
     pairs = [(before, named_vector(upload, model, "upload")), *_repeated(repeats, model)]
     known = None if labels is None else tuple(sorted(_labels("labels", labels, public.examples, logits)))
     records = candidate_records(candidates, candidate_labels, public.examples, logits, size, bounds)
-    heard = _heard(pairs, 1 / batch_size if criterion.sums else 1.0, public, known, records)
-    doubts = _doubts(attack, OwnClient(model, loss, criterion.sums, public), heard, seed, criterion.each)
+    heard = _heard(pairs, 1 / training.batch_size if criterion.sums else 1.0, public, known, records)
+    doubts = _doubts(attack, OwnClient(model, loss, criterion.sums, public), heard, training.seed, criterion.each)
     if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
         text = "labels are inferred from the last layer, which may fail with this loss; give labels = [...] if known"
         doubts.insert(0, text)
     for text in doubts:
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
-    campaign = attack_each(AttackJob(attack, [heard], model, config, seed, progress, criterion.each, images, seconds))
+    limits = progress, criterion.each, images, training.seconds
+    campaign = attack_each(AttackJob(attack, [heard], model, config, training.seed, *limits))
     (outcome,) = campaign.outcomes
     if outcome.result is None:
         raise _with_traceback(InputError(f"attack {attack}: {outcome.failure}"), outcome.traceback)

@@ -524,11 +524,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "half a label": ({"labels": [1.5]}, "labels = [1.5]: expected whole numbers, one for each example"),
     "a word for a label": ({"labels": ["x"]}, "labels = ['x']: expected whole numbers"),
     "a label that is no list": ({"labels": 7}, "labels = 7: expected whole numbers"),
-    "batch size": ({"batch_size": 0}, "batch_size = 0: expected a whole number from 1"),
+    "batch size": ({"batch_size": 0}, "batch_size = 0: allowed is from 1"),
     "local steps without a rate": ({"local_steps": 2}, "give its learning_rate, too"),
-    "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: expected a finite number above zero"),
-    "optimizer": ({"optimizer": "lion", "learning_rate": 0.1}, "optimizer = 'lion': expected sgd or adam"),
-    "momentum": ({"momentum": 1.0, "learning_rate": 0.1}, "momentum = 1: expected a number from 0 to below 1"),
+    "rate": ({"learning_rate": -0.1}, "learning_rate = -0.1: allowed is above 0"),
+    "optimizer": ({"optimizer": "lion", "learning_rate": 0.1}, "optimizer = 'lion': allowed: sgd, adam"),
+    "momentum": ({"momentum": 1.0, "learning_rate": 0.1}, "momentum = 1: allowed is below 1"),
     "examples": ({"examples": 3, "batch_size": 2}, "hold from 2 to 2 distinct examples"),
     "public images' shape": (
         {"public_images": torch.zeros(30, 8, 8)}, "public_images has the shape (30, 8, 8); expected (M, 1, 8, 8)"
