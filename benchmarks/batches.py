@@ -14,6 +14,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -48,40 +49,40 @@ RATE = 0.01  # of the model's steps between rounds
 RECOVERED = 0.6
 
 
+@dataclass(frozen=True, eq=False)
 class Lab:
-    """The data set, and uploads of its images."""
+    """Uploads of a data set's images."""
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
+    dataset: Dataset
+    seed: int
 
     def batch(self, count: int) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) on [0, 1] and labels."""
-        order = torch.randperm(len(self._dataset.x_train), generator=torch_stream(self._seed, "batch images"))
+        order = torch.randperm(len(self.dataset.x_train), generator=torch_stream(self.seed, "batch images"))
         rows = order[:count]
-        return self._dataset.x_train[rows].float() / 255, self._dataset.y_train[rows]
+        return self.dataset.x_train[rows].float() / 255, self.dataset.y_train[rows]
 
     def model(self, activation: str) -> nn.Module:
         """The untrained network."""
         settings = ConvnetSettings() if activation == "convnet" else MlpSettings(hidden=(256,), activation=activation)
-        return build_model(settings, self._dataset.shape, self._dataset.classes, self._seed)
+        return build_model(settings, self.dataset.shape, self.dataset.classes, self.seed)
 
     def upload(
         self, model: nn.Module, images: Tensor, labels: Tensor, sigma: float, number: int = 1, own: int | None = None
     ) -> Observation:
         """One FedSGD upload, as the mechanism releases it; ``own``: the client's images, by default the batch."""
         names = [name for name, _ in model.named_parameters()]
-        x = self._dataset.normalise((images * 255).round().to(torch.uint8))
+        x = self.dataset.normalise((images * 255).round().to(torch.uint8))
         rows = [
             torch.autograd.grad(F.cross_entropy(model(x[k : k + 1]), labels[k : k + 1]), list(model.parameters()))
             for k in range(len(x))
         ]
         mechanism = {"name": "gaussian", "sigma": sigma, "clip_norm": 1.0} if sigma else {"name": "none"}
         gradients = DenseGradients({name: torch.stack([row[i] for row in rows]) for i, name in enumerate(names)})
-        noise = Secret.of_seed(self._seed).stream("batch noise", number)
+        noise = Secret.of_seed(self.seed).stream("batch noise", number)
         upload = mechanism_settings(mechanism).mechanism().release(gradients, len(x), noise)
         parameters = {name: value.detach().clone() for name, value in model.named_parameters()}
-        data = self._dataset
+        data = self.dataset
         public = PublicSettings(
             model={"name": "mlp", "hidden": [256]}, shape=data.shape, classes=data.classes, mean=data.mean,
             std=data.std, algorithm="fedsgd", batch_size=len(x), local_steps=1, learning_rate=RATE, optimizer="sgd",
@@ -93,7 +94,7 @@ class Lab:
         """Uploads of other mini-batches in each round, while the model moves."""
         heard = []
         for number in range(1, count + 1):
-            rows = torch.randperm(len(images), generator=torch_stream(self._seed, "batch round", number))[:size]
+            rows = torch.randperm(len(images), generator=torch_stream(self.seed, "batch round", number))[:size]
             heard.append(self.upload(model, images[rows], labels[rows], 0.0, number, len(images)))
             with torch.no_grad():
                 for name, value in model.named_parameters():

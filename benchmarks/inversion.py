@@ -98,14 +98,8 @@ def run_ours(case: Gradient, attack: str, steps: int) -> tuple[Tensor, float]:
     return reconstruction.images, 1e3 * (time.process_time() - began) / steps
 
 
-def run_theirs(case: Gradient, attack: str, steps: int, python: str) -> tuple[Tensor, float]:
-    """Return the images and the milliseconds a step of breaching, which runs under another python."""
-    images, seconds = runs_of_theirs(case, attack, [steps], python)[0]
-    return images, 1e3 * seconds / steps
-
-
 def runs_of_theirs(case: Gradient, attack: str, steps: Sequence[int], python: str) -> list[tuple[Tensor, float]]:
-    """Return each run's images and seconds, which all have one process of breaching's."""
+    """Return the images and seconds of runs of breaching, which all have one process under another python."""
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "case.npz", Path(folder) / "images.npz"
         arrays: dict[str, Any] = {
@@ -125,10 +119,10 @@ def runs_of_theirs(case: Gradient, attack: str, steps: Sequence[int], python: st
 def compare(case: Gradient, ours: str, theirs: str, steps: int, python: str) -> dict[str, Any]:
     """Run both and score them; milliseconds are those of processor time a step."""
     images, _ = run_ours(case, ours, steps)
-    others, _ = run_theirs(case, theirs, steps, python)
+    ((others, _),) = runs_of_theirs(case, theirs, [steps], python)
     ways = {
         "ms": partial(_step, lambda n: run_ours(case, ours, n)[1]),
-        "their_ms": partial(_step, lambda n: run_theirs(case, theirs, n, python)[1]),
+        "their_ms": partial(_step, lambda n: 1e3 * runs_of_theirs(case, theirs, [n], python)[0][1] / n),
     }
     (psnr, ssim), (their_psnr, their_ssim) = (figures(case, result) for result in (images, others))
     row = {"batch": len(case.images), "seed": case.seed, "steps": steps, "ours": ours, "psnr": psnr, "ssim": ssim}

@@ -28,10 +28,9 @@ from fedpriv.attacks.references import Pool, Reference, train_references, usual_
 from fedpriv.clients.training import local_upload
 from fedpriv.core.config import Experiment
 from fedpriv.core.randomness import Secret, numpy_stream
-from fedpriv.core.world import State, World, build_world
+from fedpriv.core.world import State, World, build_world, network_of
 from fedpriv.gradients import Vector, find_route, per_example_gradients
 from fedpriv.gradients.normal import standard_normal
-from fedpriv.models.machinery.build import build_model
 from studies.arguments import whole
 
 STEPS = 96
@@ -128,8 +127,7 @@ def _stacked(world: World, pool: Pool, references: Sequence[Reference]) -> list[
 
 
 def _network(world: World) -> nn.Module:
-    experiment = world.experiment
-    model = build_model(experiment.model, world.dataset.shape, world.dataset.classes, experiment.seed)
+    model = network_of(world.experiment, world.dataset)
     world.initial.load_into(model)
     return model
 

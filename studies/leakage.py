@@ -108,11 +108,13 @@ MODELS = {
 
 
 MECHANISMS = ("none", "gaussian:0.001", "gaussian:0.01", "gaussian:0.1", "vmf:1e6", "vmf:1e5", "vmf:1e4", "vmf:500")
-KINDS = (ClosedFormSettings, DlgSettings, IdlgSettings, IgaSettings, MapSettings, CandidateSettings)
-SETTINGS = {kind.name: kind() for kind in KINDS} | {  # some are faster than by default
+SETTINGS = {  # some are faster than by default
+    "closed_form": ClosedFormSettings(),
     "dlg": DlgSettings(iterations=150, restarts=2),
     "idlg": IdlgSettings(iterations=150, restarts=1),
     "iga": IgaSettings(iterations=800, tv_start=0.0),  # as documented; the weight has fallen by default since
+    "map": MapSettings(),
+    "candidate": CandidateSettings(),
 }
 
 
