@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant(
         "limits of an audit at the wrong confidence",
         "attacks/epsilon.py",
-        "return binomial_lower(successes, trials, 1 - confidence),",
-        "return binomial_lower(successes, trials, confidence),",
+        "each = 1 - (1 + confidence) / 2",
+        "each = (1 + confidence) / 2",
         "tests/attacks/membership tests/attacks/canaries",
     ),
     Mutant(

@@ -120,12 +120,15 @@ def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
     return trained
 
 
-def versions(modules: Mapping[str, nn.Module]) -> list[tuple[int, int]]:
-    """Of all parameters and buffers of modules: which tensor it is, and how often it was changed in place."""
+def versions(modules: Mapping[str, nn.Module]) -> list[tuple[int, int, Tensor]]:
+    """Of all parameters and buffers of modules: which tensor it is, and how often it was changed in place.
+
+    The tensor is held as well: another one that takes its place would get its number, once it is gone.
+    """
     held = [values for layer in modules.values() for values in (layer._parameters, layer._buffers) if values]
     aside = _put_aside(modules)
     tensors = [value for values in held for value in values.values() if value is not None]
-    return [(id(value), 0 if id(value) in aside else value._version) for value in tensors]
+    return [(id(value), 0 if id(value) in aside else value._version, value) for value in tensors]
 
 
 def _put_aside(modules: Mapping[str, nn.Module]) -> set[int]:
@@ -137,7 +140,7 @@ def _put_aside(modules: Mapping[str, nn.Module]) -> set[int]:
     return {id(layer.get_param()) for layer in wrappers if not layer.get_param().requires_grad}
 
 
-def refuse_changes(modules: Mapping[str, nn.Module], before: Sequence[tuple[int, int]]) -> None:
+def refuse_changes(modules: Mapping[str, nn.Module], before: Sequence[tuple[int, int, Tensor]]) -> None:
     """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
     now = versions(modules)
     if now == before or (sorted(now) == sorted(before) and _put_aside(modules)):

@@ -419,7 +419,7 @@ def test_the_network_is_found_where_the_apps_folder_has_the_name_of_its_package(
     (package / "task.py").write_text("class Net:\n    pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    assert imported(Tapped(None, str(tmp_path / "wards"), ""), "wards.task:Net").__name__ == "Net"
+    assert imported(Tapped(None, str(tmp_path / "wards"), ""), "wards.task:Net", "tap.model").__name__ == "Net"
 
 
 def test_arrays_of_older_clients_are_described_by_their_bytes() -> None:

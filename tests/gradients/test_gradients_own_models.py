@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fedpriv.core.errors import InputError
 from fedpriv.gradients import Route, find_route, per_example_gradients
 from fedpriv.gradients.dense import Loss
+from fedpriv.gradients.per_example import refuse_changes, versions
 from tests.cases import in_one_test
 from tests.command_line import python
 
@@ -651,6 +652,16 @@ class Remembers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
         return self.out(x - self.mean)
+
+
+def test_buffers_that_take_each_others_place_are_told_apart() -> None:
+    """The second of two new ones would have the number of the first of all, which is gone by then."""
+    model = Remembers()
+    before = versions({"": model})
+    for _ in range(10):
+        model.mean = torch.zeros(6)
+        with pytest.raises(InputError, match="changes mean while it runs"):
+            refuse_changes({"": model}, before)
 
 
 class Forgets(Remembers):
