@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant(
         "limits of an audit at the wrong confidence",
         "attacks/epsilon.py",
-        "each = 1 - (1 + confidence) / 2",
-        "each = (1 + confidence) / 2",
+        "binomial_lower(right, len(scores), 1 - confidence)",
+        "binomial_lower(right, len(scores), confidence)",
         "tests/attacks/membership tests/attacks/canaries",
     ),
     Mutant(
