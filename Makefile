@@ -75,7 +75,7 @@ screenshot: $(APP)
 	$(BIN)/python -c 'import fedpriv; print(fedpriv.Run("$(SHOT)/quickstart")._repr_html_())' >$(SHOT)/notebook.html
 	$(DRAW) --window-size=1000,1250 --screenshot=docs/images/report.png file://$(CURDIR)/$(SHOT)/quickstart/report.html
 	$(DRAW) --window-size=1150,650 --screenshot=docs/images/notebook.png file://$(CURDIR)/$(SHOT)/notebook.html
-	$(BIN)/python -m studies.pictures docs/images --runs $(SHOT)
+	$(BIN)/python -m studies pictures docs/images --runs $(SHOT)
 	$(BIN)/fedpriv account compare --plot docs/images/comparison.svg
 
 # Twice the same, on real processes: without TLS the listener has the pictures, with TLS it has nothing. Nobody but the
@@ -152,7 +152,7 @@ docs-version: $(VENV)/.docs
 
 bench: $(READY)
 	@mkdir -p bench
-	@set -e; for name in $(BENCH); do echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name --json bench/$$name.json $(ARGS); done
+	@set -e; for name in $(BENCH); do echo "benchmarks $$name"; $(BIN)/python -m benchmarks $$name --json bench/$$name.json $(ARGS); done
 
 # All are run; the exit code is 1 if one no longer behaves as its script says.
 findings:

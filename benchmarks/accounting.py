@@ -1,7 +1,5 @@
 """How long the ledger takes: a line of it, the figure while a run goes on, and calibration.
 
-Usage: python -m benchmarks.accounting [--json FILE]
-
 line: the final ledger line (guarantee). running: the figure while a run goes on. ceiling: what no attack can exceed,
 for one baseline. renyi: the Renyi divergences at all orders and their conversion to epsilon alone. calibrate: the
 search for the noise of epsilon = 8. Each repeat has slightly other noise, so that nothing is remembered from the one
@@ -118,7 +116,3 @@ def _row(what: str, mechanism: str, dimension: int, blocks: int, sampling: str, 
         "fastest": min(times),
         "slowest": max(times),
     }
-
-
-if __name__ == "__main__":
-    main()

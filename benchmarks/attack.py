@@ -1,8 +1,5 @@
 """Gradient matching: the batched engine against a plain loop of one victim at a time, in milliseconds per iteration.
 
-Usage: python -m benchmarks.attack [--json FILE] [--models lenet,mlp,convnet] [--victims 1,16,64] [--restarts 64]
-       [--threads N]
-
 One iteration is what Inverting Gradients does: gradients of the dummies, cosine distance to the upload plus total
 variation, its gradient with respect to the image, a step of Adam on the sign, a box. Images are 3x32x32, one example a
 victim; the networks have their default initialisation.
@@ -186,7 +183,7 @@ def main() -> None:
         "--restarts", type=whole(0), default=64, help="restarts of one victim, in a case of its own; 0: none"
     )
     parser.add_argument("--methods", type=listed(METHODS), default=METHODS, help="by commas")
-    parser.add_argument("--threads", type=whole(1), default=os.cpu_count() or 1, help="default: all cores")
+    parser.add_argument("--threads", type=whole(1), default=os.cpu_count() or 1, help="of the CPU")
     with parser.parsed() as asked:
         torch.set_num_threads(asked.threads)
         rows: list[dict[str, Any]] = []
@@ -208,7 +205,3 @@ def _print(rows: list[dict[str, Any]]) -> None:
             "  {faster:>7.1f} times the loop  {peak_mib:>7.0f} MiB".format(**row, faster=loop / times[row["method"]]),
             flush=True,
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
 """Batches from one upload, and from several rounds: PSNR, images recovered and CPU seconds.
 
-Usage: FEDPRIV_DATA=DIR python -m benchmarks.batches [--json FILE] [--cases tanh:8,relu:16,relu:8:0.001] [--seeds 3]
-           [--prior FILE]
-
-CIFAR-10, untrained MLP(256), training images; a case is activation:batch size[:sigma], with sigma the noise multiplier
-of the gaussian mechanism at clip norm 1. ``rounds:12:4:24`` stands for a client of 12 images that sends 24 batches of
-4; ``convnet:4`` for the ConvNet, whose images are those with the features that reach its last layer. All else is the
-closed form. The adversary has 2,000 test images. Recovered: an SSIM of at least 0.6 (the lab's default).
+CIFAR-10 (``FEDPRIV_DATA``), untrained MLP(256), training images; a case is activation:batch size[:sigma], with sigma
+the noise multiplier of the gaussian mechanism at clip norm 1. ``rounds:12:4:24`` stands for a client of 12 images that
+sends 24 batches of 4; ``convnet:4`` for the ConvNet, whose images are those with the features that reach its last
+layer. All else is the closed form. The adversary has 2,000 test images. Recovered: an SSIM of at least 0.6 (the lab's
+default).
 """
 
 import argparse
@@ -174,7 +172,3 @@ def _cases(text: str) -> list[str]:
     if wrong := [case for case in cases if not _CASE.fullmatch(case)]:
         raise argparse.ArgumentTypeError(f"{wrong[0]}: cases are such as {CASES}")
     return cases
-
-
-if __name__ == "__main__":
-    main()

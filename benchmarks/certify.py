@@ -1,7 +1,5 @@
 """How long votes take: many at a time behind one first layer, against a loop of single forward passes.
 
-Usage: python -m benchmarks.certify [--votes 1000] [--images 5] [--models lenet,mlp-64] [--threads 1] [--json FILE]
-
 batched: SmoothedNetwork.votes, in microseconds a vote. loop: one forward pass of the whole network for each vote, with
 its noise, and its argmax. ratio: loop over batched. rest: the layers behind the noise alone, on noise that was drawn
 before. normals: drawing standard normal numbers alone, into memory that is there. Both at the best of several batch
@@ -130,7 +128,3 @@ def _smoothed(settings: dict[str, Any], config: RobustnessConfig) -> SmoothedNet
 
 def _no_images(wanted: int) -> tuple[Tensor, Tensor]:
     raise ValueError("even noise needs no public images")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """How long the report about many trials takes, and how large it is.
 
-``python -m benchmarks.comparison [--trials 1000] [--json FILE]``. The records are synthetic: five kinds of mechanism on
-two networks, every trial a setting of its own, which is the most that has to be drawn and written.
+The records are synthetic: five kinds of mechanism on two networks, every trial a setting of its own, which is the most
+that has to be drawn and written.
 """
 
 import tempfile
@@ -84,7 +84,3 @@ def _membership(name: str, auc: float) -> MembershipFigures:
     return MembershipFigures(
         attack=name, auc=auc, auc_low=auc - 0.02, auc_high=auc + 0.02, tpr_at_1_percent=0.05, tpr_at_01_percent=0.01
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Correlated noise against independent noise at one epsilon: accuracy, and what a round costs.
 
-``python -m benchmarks.correlated [--seeds 5] [--rounds 200] [--bands 1,10] [--images 10] [--rate 0.15]``
-
 A linear model on Fashion-MNIST, 1,000 clients of so many images, 100 a round in turns (each every 10 rounds), (8, 1e-5)
 for a client's whole data under replace-one. Each band has the clip norm that is best on a seed of its own. Choice of
 clients, noise, sum, step and evaluation are those of a run; clients are trained together, without messages. The cost is
@@ -141,7 +139,3 @@ def main() -> None:
             numbers = (f"{band}", f"{moved:.3f}", f"{plan.config.noise:.3f}", f"{clip:g}")
             rows.append((*numbers, in_points(shares), gained, f"{cost.ratio:.3f}", f"{cost.kept}"))
         print(Table(HEADS, rows), end="")
-
-
-if __name__ == "__main__":
-    main()

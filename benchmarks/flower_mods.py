@@ -1,7 +1,5 @@
 """What the mods of one's own Flower app cost a round: CPU time with tap or privatise over that without.
 
-Usage: python -m benchmarks.flower_mods [--json FILE] [--turns 9]
-
 One client trains a small CNN for one epoch of 4,000 random images of 32 x 32 in three channels, in batches of 32: a
 tenth of CIFAR-10, as in Flower's first example. The three ways take turns in one process; each round is the first one
 of its client, which is the one that the tap writes.
@@ -86,7 +84,3 @@ def main() -> None:
         rows = [{"way": name, "seconds": value, "ratio": value / taken["app alone"]} for name, value in taken.items()]
         report({"way": "{way}", "CPU s": "{seconds:.3f}", "over the app alone": "{ratio:.3f}"}, rows)
         save(asked.json, rows=rows)
-
-
-if __name__ == "__main__":
-    main()

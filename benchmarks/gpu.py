@@ -1,7 +1,5 @@
 """What a GPU brings: steps, attacks, clients side by side, certificates and audits, within five minutes.
 
-Usage: python -m benchmarks.gpu [--json FILE] [--parts steps attacks stacked ray commands] [--seconds 300] [--tiny]
-
 Without a GPU the same is measured on the CPU; ``--tiny`` takes small networks and few repeats, and needs seconds: it
 shows that the script works, not how fast anything is. Each part gets an equal share of the seconds that are left; what
 no longer fits is named. A part that fails is named, and the exit code is 1.
@@ -351,7 +349,3 @@ PARTS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "ray": ray,
     "commands": commands,
 }
-
-
-if __name__ == "__main__":
-    main()

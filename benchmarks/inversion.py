@@ -1,8 +1,5 @@
 """Attacks side by side with breaching: the same weights, images and gradients, equal steps.
 
-Usage: python -m benchmarks.inversion --python ENVIRONMENT/bin/python [--batches 1 4 8] [--steps 300] [--seeds 0]
-       [--pairs iga:invertinggradients iga_modern:modern] [--json FILE]
-
 breaching (github.com/JonasGeiping/breaching) is no dependency: it runs in an environment of its own, whose python is
 named here: ``uv venv ENVIRONMENT && uv pip install --python ENVIRONMENT/bin/python breaching torch torchvision``.
 A pair names our attack, with settings if any (``iga,tv_start=0:invertinggradients``), and theirs.
@@ -193,7 +190,3 @@ def _program(path: str) -> str:
     if shutil.which(path) is None:
         raise argparse.ArgumentTypeError(f"{path}: there is no such program")
     return path
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """Seconds until a picture is recovered: ours and breaching's, of the same weights, images and gradients.
 
-Usage: python -m benchmarks.inversion_time --environment FOLDER [--cases convnet:1 lenet:4 vit_tiny:8 resnet18]
-       [--seeds 0] [--most 120] [--levels 20 25 30] [--presets invertinggradients modern] [--json FILE]
-
 breaching is installed into an environment of its own, FOLDER, unless it is there already. A case is an untrained
 network with a batch of CIFAR-10 as in :mod:`benchmarks.inversion` (``FEDPRIV_DATA``), ``NETWORK:IMAGES``, or
 torchvision's ResNet-18 with GroupNorm and one photograph of 128 pixels a side: by the seed scikit-learn's flower or
@@ -190,7 +187,3 @@ def main() -> None:
                     rows.append((name, seed, f"{level:g}", _text(best), _text(other), ratio))
         show(("case", "seed", "dB", "ours", "breaching", "ratio"), rows, words=1)
         save(asked.json, runs=kept)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """What a private step of small and middle networks by name costs next to SGD's, and what it cannot do without.
 
-Usage: python -m benchmarks.networks [--json FILE] [--repeats N]
-
 All parts take turns; reported are medians of the CPU time on one thread over that of a step of SGD. The floor is what
 is left where computing on what layers get and give costs nothing but its products: forward and backward to the layers'
 outputs, with hooks that keep both, then norms, a weighted sum, the noise and the update. Directional noise needs inner
@@ -109,7 +107,3 @@ def _passes(model: nn.Module, x: Tensor, y: Tensor) -> None:
     with until_the_end([layer.register_forward_hook(keep) for layer in layers]):
         total = example_losses(model(x), y).sum()
         torch.autograd.grad(total, edges, allow_unused=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """How fast pictures in folders and Parquet are read, compared with torchvision's ImageFolder with one worker.
 
-``python -m benchmarks.reading [--pictures 50000] [--side 28] [--json FILE]``. The pictures are random. Ours
-read them in a process of their own. Their peak of memory is beyond that of imports, as a multiple of the tensors.
+The pictures are random. Ours read them in a process of their own. Their peak of memory is beyond that of imports, as a
+multiple of the tensors.
 """
 
 import os
@@ -98,7 +98,3 @@ def _ours(way: str, root: Path) -> int:
     form = way.split(",")[0]
     dataset = load_dataset(DataConfig(name=form, path=str(root / form)), 0)
     return dataset.x_train.nbytes + dataset.x_test.nbytes
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """What a round of many clients costs: the stacked engine and Ray beside the inline one, and beside pfl-research.
 
-Usage: python -m benchmarks.scale [--json FILE] [--only NAME ...] [--repeats N] [--pfl FOLDER]
-
 All ways of a set-up take turns in one process (pfl-research in one of its own that waits for its turn), so that
 whatever disturbs the machine hits all of them; reported are medians of CPU seconds, and the median of the ratios of
 turns. One thread.
@@ -405,7 +403,3 @@ def _told(process: "subprocess.Popen[str]") -> str | None:
     """Wait until pfl's process says that it is done, and return what it says; ``None``: it has ended."""
     lines = iter(()) if process.stdout is None else iter(process.stdout)
     return next((line.removeprefix(TOLD) for line in lines if line.startswith(TOLD)), None)
-
-
-if __name__ == "__main__":
-    main()

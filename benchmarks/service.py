@@ -1,7 +1,5 @@
 """The server of answers under load, killed while it answers: how many answers a second, and whether the ledger holds.
 
-Usage: python -m benchmarks.service [--users N] [--seconds S] [--kills K] [--method M] [--json FILE]
-
 N users ask for one image after the other, each image once, over connections of their own on the loopback address. The
 server is killed (SIGKILL) at K random moments and started again. Afterwards every answer that a user got is looked up
 in the query ledger: each number was given once and charged to that user, and nobody got more than their budget. Then
@@ -257,7 +255,3 @@ def _measure(arguments: argparse.Namespace) -> None:
     save(arguments.json, costs=costs, given=given, charged=lines, problems=problems, rows=[list(row) for row in rows])
     if problems:
         raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """What training reference models together saves over training them one after another.
 
-Usage: python -m benchmarks.shadow [--json FILE] [--models M] [--batches B ...] [--mechanisms NAME ...]
-
 MLP(128) on Fashion-MNIST (FEDPRIV_DATA names its folder), plain SGD. All ways train the same models on the same
 batches, but for noise, of which ``client`` draws other numbers; they take turns, and are compared by the median:
 ``stacked`` (attacks.membership), ``loop`` (the shortest plain loop of PyTorch, with prepared images; for Gaussian noise
@@ -200,7 +198,3 @@ def _draw_us(world: World) -> float:
 def _difference(left: list[Vector], right: list[Vector]) -> float:
     pairs = zip(left, right, strict=True)
     return max(float((ours[name] - theirs[name]).abs().max()) for ours, theirs in pairs for name in ours)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """What a private training step costs, as a multiple of plain SGD's.
 
-Usage: python -m benchmarks.step [--json FILE] [--models NAME ...] [--batches B ...] [--methods NAME ...] [--threads N]
-
 For each network and batch size all methods take turns, so that whatever disturbs the machine hits all of them; reported
 is the median of the CPU time, which other work on the machine stretches less than wall time. Peak memory is that of a
 process of its own: the most that network, batch and step held at any time.
@@ -151,7 +149,3 @@ def _fits(row: RandomNetwork, batch: int, method: str) -> bool:
         return True
     numbers = batch * sum(value.numel() for value in row.network().parameters() if value.requires_grad)
     return 2 * 4 * numbers <= LARGEST_GIB * 2**30
-
-
-if __name__ == "__main__":
-    main()

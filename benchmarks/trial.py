@@ -1,4 +1,4 @@
-"""What a run costs beyond its gradients: ``python -m benchmarks.trial configs/quickstart.toml [--set KEY=VALUE]``.
+"""What a run costs beyond its gradients: ``python -m benchmarks trial configs/quickstart.toml [--set KEY=VALUE]``.
 
 The file is an experiment's. Printed are the CPU seconds of the whole process, imports included, and of the mean
 gradients of its steps, mechanism included, with the batches' images; what is left is start, data, optimiser,
@@ -51,7 +51,3 @@ def measure(experiment: Experiment) -> None:
             ("all else", f"{whole - gradients:.1f}", f"{1 - gradients / whole:.1%}"),
         ],
     )
-
-
-if __name__ == "__main__":
-    main()

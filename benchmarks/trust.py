@@ -1,4 +1,4 @@
-"""Test accuracy with distributed and with central noise at the same epsilon: ``python -m benchmarks.trust``.
+"""Test accuracy with distributed and with central noise at the same epsilon: ``python -m benchmarks trust``.
 
 Distributed noise that is whole with 67 (the default), 90 and all of 100 clients. Central noise of larger deviations
 tells why they differ: 1.22 times, as 100 shares have of which 67 are whole, and as much as distributed noise has in
@@ -97,7 +97,3 @@ def rows() -> dict[str, dict[str, Any]]:
     for times in (math.sqrt(CLIENTS / least), in_all):
         found[f"central, {times:.2f} sigma"] = {"name": "central", "sigma": times * sigma}
     return found
-
-
-if __name__ == "__main__":
-    main()

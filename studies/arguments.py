@@ -1,17 +1,44 @@
 """Arguments of studies and benchmarks: a wrong one, or a wrong file that it names, is one line and exit code 2."""
 
 import argparse
+import ast
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from typing_extensions import override
 
 from fedpriv.core.errors import InputError, cut, drop_output, printable
 from fedpriv.core.files import is_disk
 
+_ROOT = Path(__file__).parents[1]
 _MOST_DIGITS = 18
 _ROLE = re.compile(r":[a-z]+:`([^`]*)`|``([^`]*)``")
+
+
+def run(package: str) -> None:
+    """Run the module that the command line names, of those in a package whose ``main`` has a parser of its own."""
+    known = runnable(package)
+    about = "\n".join(f"{name:<18}{line}" for name, line in known.items())
+    parser = StudyParser(package, f"Run one of these; python -m {package} NAME --help lists its options.\n\n{about}")
+    parser.add_argument("name", metavar="NAME", choices=known)
+    with parser.parsed(sys.argv[1:2] or ["--help"]) as asked:
+        del sys.argv[1]
+        import_module(f"{package}.{asked.name}").main()
+
+
+def runnable(package: str) -> dict[str, str]:
+    """Return the modules of a package that :func:`run` runs, each with the first line about it."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((_ROOT / package).glob("*.py"))}
+    return {
+        name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        for name, text in texts.items()
+        if "\ndef main(" in text and "__main__" not in text
+    }
 
 
 class StudyParser(argparse.ArgumentParser):
@@ -20,10 +47,17 @@ class StudyParser(argparse.ArgumentParser):
     def __init__(self, module: str, about: str | None) -> None:
         """Take the module's name, and its docstring, which ``--help`` tells."""
         super().__init__(
-            prog=f"python -m {module}",
+            prog=f"python -m {module.replace('.', ' ')}",
             description=_ROLE.sub(lambda found: found[1] or found[2], about or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+
+    @override
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Add an argument whose help says its default, where it has one."""
+        if settings.get("default", argparse.SUPPRESS) not in (argparse.SUPPRESS, None, "", ()):
+            settings["help"] = f"{settings.get('help', '')} (default: %(default)s)".strip()
+        return super().add_argument(*names, **settings)
 
     @contextmanager
     def parsed(self, arguments: Sequence[str] | None = None) -> Iterator[argparse.Namespace]:
@@ -37,6 +71,8 @@ class StudyParser(argparse.ArgumentParser):
             if error.filename is None and (isinstance(error, BrokenPipeError) or is_disk(error)):
                 self._without_output(error)
             self.error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        except KeyboardInterrupt:
+            self.exit(130, f"{self.prog}: interrupted\n")
 
     def error(self, message: str) -> NoReturn:
         """End with 2 and one line: the usage is what ``--help`` prints."""

@@ -1,4 +1,4 @@
-"""What block sizes of directional noise give: ``python -m studies.blocks docs/results/blocks-*.csv.gz``.
+"""What block sizes of directional noise give: ``python -m studies blocks docs/results/blocks-*.csv.gz``.
 
 The files, or the folders of sweeps, are those of ``configs/paper/blocks.toml``: accuracy, membership and uploads, in
 any order. Printed are one row for each kind of block and nominal epsilon, small tables of one figure each, and how far
@@ -279,7 +279,3 @@ def _logarithmic(axes: Axes) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-if __name__ == "__main__":
-    main()

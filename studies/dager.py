@@ -1,8 +1,5 @@
 """DAGER on gradients of a transformer with random weights: sentences of full length, by corpus, vocabulary and batch.
 
-Usage: python -m studies.dager [--model gpt] [--corpora sst2,cola] [--vocabularies 512,8000] [--batches 1,4,16]
-           [--uploads 3]
-
 Each upload is the gradient of one batch, of four blocks of width 256 on sequences of 16 tokens, without noise. ROUGE-1
 is the mean over all true sentences. Needs the folder that FEDPRIV_DATA names.
 """
@@ -95,7 +92,3 @@ def _heard(world: World, rows: Tensor) -> Observation:
     upload = Upload(0, len(world.partitions[0]), State(dict(zip(names, gradient, strict=True)), {}))
     (observation,) = observe(world, FIRST, world.initial, [upload])
     return observation
-
-
-if __name__ == "__main__":
-    main()

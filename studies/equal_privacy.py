@@ -1,6 +1,6 @@
 """Gaussian and directional noise at the same proven privacy, by batch size.
 
-``python -m studies.equal_privacy docs/results/equal-privacy.csv.gz --plot docs/images/equal-privacy.svg`` prints a row
+``python -m studies equal_privacy docs/results/equal-privacy.csv.gz --plot docs/images/equal-privacy.svg`` prints a row
 for each batch size, mechanism and rate: the noise, what is proven, and test accuracy. It reads the folder of
 ``configs/paper/equal-privacy.toml`` or of ``configs/paper/equal-privacy-rates.toml``, or what is kept of them.
 """
@@ -84,7 +84,3 @@ def drawn(settings: Sequence[Setting]) -> Figure:
     axes.set_title("test accuracy, %, at the same proven ε", fontsize=10)
     axes.legend(frameon=False, labelcolor=LIGHT.text, loc="center right")
     return drawing
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Results of a sweep, kept: ``python -m studies.kept sweeps/table4-small docs/results/table4-small.csv.gz``.
+"""Results of a sweep, kept: ``python -m studies kept sweeps/table4-small docs/results/table4-small.csv.gz``.
 
 The other studies read such a file, or the sweep's folder, so that pages and plots are made again without training.
 """
@@ -68,7 +68,3 @@ def with_top_10(sweep: Path, record: TrialRecord) -> TrialRecord:
 def beside_noise(record: TrialRecord) -> set[str]:
     """Return the keys that a trial's sweep set, without those of the mechanism and the seed."""
     return {key for key in record.settings if not key.startswith("mechanism.")}
-
-
-if __name__ == "__main__":
-    main()

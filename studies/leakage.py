@@ -1,9 +1,5 @@
 """What attacks recover of single images behind each mechanism: the tables of docs/attacks-measured.md.
 
-Usage: python -m studies.leakage [--json FILE] [--tables DIR] [--pictures DIR]
-           [--data cifar10,lfw] [--models lenet,mlp] [--networks untrained,trained] [--mechanisms none,vmf:1e5]
-           [--attacks iga,map] [--again map] [--victims N] [--seed N] [--device cpu]
-
 Each client uploads the gradient of one image, in the first round. FILE gets one JSON line a cell as soon as it is
 measured, and a later call leaves out what is there: stop it at any time and start it again. What fails is written with
 its reason, tried again by the next call, and stops nothing else. --tables writes the tables as CSV; without
@@ -727,7 +723,3 @@ def _mechanisms(text: str) -> tuple[str, ...]:
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return names
-
-
-if __name__ == "__main__":
-    main()

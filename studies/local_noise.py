@@ -1,7 +1,5 @@
 """How well logistic regression trains with each client's whole noise at the client, as privatise adds it.
 
-Usage: python -m studies.local_noise [--clients 100,1000,3000] [--sigma 6.6] [--rounds 30] [--seeds 2]
-
 scikit-learn's digits, 15 images a client (drawn anew from 1,500 where there are more than 100 clients), one step on the
 whole share in each round, updates clipped to 1. Momentum, server rate and averaging of rounds are the best of a small
 grid on the test images, so figures are from above. Pooled: images averaged to 4 x 4.
@@ -78,7 +76,3 @@ def main() -> None:
             d = rows.shape[1] * CLASSES
             noise = asked.sigma * np.sqrt(d / clients)
             print(f"{clients} clients, d = {d}: the mean's noise is {noise:.1f} clip norms, accuracy {best:.2f}")
-
-
-if __name__ == "__main__":
-    main()

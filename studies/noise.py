@@ -1,9 +1,5 @@
 """Attacks on single images behind Gaussian noise, and the guess that needs no upload.
 
-Usage: python -m studies.noise [--models mlp lenet convnet] [--hidden 1024 1024]
-           [--data fashion-mnist cifar10] [--sigmas 1e-3 1e-2] [--attacks closed_form iga map] [--victims 16]
-           [--iga-steps 2400] [--map-steps 400] [--seed 11] [--prior FILE]
-
 Each victim is a client of the lab with one image, clipped to norm 1, in the first round; networks are untrained, labels
 are inferred. The public images are 2,000 test images. Medians with 95 % bootstrap intervals over the victims.
 """
@@ -123,7 +119,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case in product(options.models, options.data, options.sigmas):
             for row in measure(options, *case):
                 print(json.dumps(row), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Noise in the sum: how well logistic regression trains with privatise under Flower's SecAgg+, and without both.
 
-Usage: python -m studies.noise_in_sum [--clients 100] [--rounds 30] [--epsilon 8] [--seeds 1,2,3] [--inline]
-
 scikit-learn's digits dealt out to the clients, one step on all of them in each round; Flower's simulation with FedAvg
 and SecAggPlusWorkflow, whose other settings are its own. The test digits are 297 others. Needs Ray; with --inline the
 same mods and workflow run in one process, without Ray's waiting.
@@ -148,7 +146,3 @@ def main() -> None:
             without = accuracy(trained([], asked.clients, asked.rounds, seed, asked.inline))
             right, said = protected(asked.clients, asked.rounds, asked.epsilon, seed, asked.inline)
             print(f"seed {seed}: accuracy {right:.3f}, without {without:.3f}; {said}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The paper's tables with ours: ``python -m studies.paper table2 sweeps/table2-small`` prints one as CSV.
+"""The paper's tables with ours: ``python -m studies paper table2 sweeps/table2-small`` prints one as CSV.
 
 The paper's figures are those printed in Tables 2 to 5 of "Applying Directional Noise to Deep Learning" (Faustini,
 Fernandes, Tonni, McIver and Dras). Ours are read from the folder of the sweep ``configs/paper/TABLE.toml``, or from
@@ -280,7 +280,3 @@ def _normalised(settings: Sequence[Setting], attack: str = "iga") -> float:
         if figures.attack == attack and figures.mse_normalised is not None
     ]
     return sum(values) / len(values) if values else math.nan
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""The tables of docs/paper-answers.md: ``python -m studies.paper_answers sweeps/convexified-location-small``.
+"""The tables of docs/paper-answers.md: ``python -m studies paper_answers sweeps/convexified-location-small``.
 
 They are read from the folder of the sweep ``configs/paper/convexified-location.toml`` or ``-mnist.toml``, a row for
-trials that differ in their seed only. ``python -m studies.paper_answers --tilted`` instead measures how far one example
+trials that differ in their seed only. ``python -m studies paper_answers --tilted`` instead measures how far one example
 moves a convex model with the tilted loss, beside the proven bound for the mean of the losses. FEDPRIV_DATA names the
 data.
 """
@@ -147,7 +147,3 @@ def _mnist() -> tuple[Array, NDArray[np.int64], int, list[tuple[int, Array, int]
     wrong = (dataset.y_test[:REPLACED].numpy() + 1) % dataset.classes
     changes = [(at, tested[at], int(wrong[at])) for at in range(REPLACED)]
     return features, dataset.y_train[rows].numpy(), dataset.classes, changes
-
-
-if __name__ == "__main__":
-    main()

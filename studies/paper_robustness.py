@@ -1,4 +1,4 @@
-"""The tables of docs/paper-robustness.md: ``python -m studies.paper_robustness sweeps/secure-sgd-mnist-small``.
+"""The tables of docs/paper-robustness.md: ``python -m studies paper_robustness sweeps/secure-sgd-mnist-small``.
 
 They are read from the folder of the sweep ``configs/paper/secure-sgd-mnist.toml`` or ``-cifar10.toml``: every row of
 the paper with its epsilon and sigma, the paper's orderings as differences between rows, what each theorem proves of
@@ -247,7 +247,3 @@ def largest_row(first: FirstLayer, deviations: torch.Tensor) -> float:
         for images in unit_images(exact):
             sums += (exact(images) - zero).abs().sum(dim=0)
     return float((sums / deviations.to("cpu", torch.float64)).max())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,9 @@
 """PATE as configs/pate.toml has it, over several seeds: teachers, plurality, answers, student, and what they cost.
 
-    python -m studies.pate --seeds 5
-
 Teachers are trained a second time, outside the app, and must vote as they did in it. What depends on votes (the
 plurality, the data-dependent figures) is shown here because MNIST is public; a run never shows it.
 """
 
-import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +63,7 @@ def main() -> None:
 
 def _trial(experiment: Experiment) -> SeedResult:
     with tempfile.TemporaryDirectory() as place:
-        start_run(experiment, Path(place) / "run", "python -m studies.pate", Silent())
+        start_run(experiment, Path(place) / "run", "python -m studies pate", Silent())
         folder = RunFolder.open(Path(place) / "run")
         knowledge, poll = folder.read(Knowledge), kept_poll(folder)
         if knowledge is None or poll is None:
@@ -109,8 +106,3 @@ def _line(trial: SeedResult) -> str:
         f"{known.student:.1%}  {known.spent:.3f}  {trial.data_dependent:.3f}  "
         f"{trial.sanitised[0]:.3f} +- {trial.sanitised[1]:.3f}"
     )
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()

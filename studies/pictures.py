@@ -1,4 +1,4 @@
-"""The pictures of docs: ``python -m studies.pictures docs/images [--runs runs/screenshot]``.
+"""The pictures of docs: ``python -m studies pictures docs/images [--runs runs/screenshot]``.
 
 Curves come from the ledger and from figures in docs/results, reconstructions from the folders of three runs (make
 screenshot).
@@ -267,7 +267,3 @@ def _line(axes: Axes, number: int, name: str, places: Sequence[float], values: S
 def _rows(name: str) -> list[list[str]]:
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Certified accuracy on MNIST: noise on the image and behind the first layer, even and shared out, with privacy or not.
 
-    python -m studies.robustness OUT [--only input,hidden] [--examples 500]
-
 Each row trains and certifies one run in OUT/ROW, which is kept if it is there, and prints a line; all five rows take
 about ten minutes of processor time. FEDPRIV_DATA names the folder with MNIST.
 """
@@ -87,7 +85,3 @@ def _print(row: str, result: Robustness) -> None:
     for bound in BOUNDS:
         shares = [f"{share.value:.3f}" for norm in ("l2", "linf") for share in result.curve(norm, bound).shares]
         print(f"  {bound:9}", *shares, f"mean {radii[bound].l2:.3f} {radii[bound].linf:.4f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

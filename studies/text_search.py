@@ -1,4 +1,4 @@
-"""The tables of docs/text-search.md: ``python -m studies.text_search --attack text_map --noise gaussian:0.01``.
+"""The tables of docs/text-search.md: ``python -m studies text_search --attack text_map --noise gaussian:0.01``.
 
 Each victim is a client with so many sentences of SST-2, each of 16 tokens, and uploads their gradient through an
 untrained transformer. Every line of output is the mean over all sentences of all victims; seconds are CPU time of one
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--victims", type=whole(1), default=2)
     parser.add_argument("--depth", type=whole(1), default=2)
     parser.add_argument("--noise", nargs="+", default=["none"], help="none, gaussian:SIGMA or vmf:KAPPA")
+    torch.set_num_threads(1)
     with parser.parsed() as options, tempfile.TemporaryDirectory() as folder:
         above = _measure(options, Path(folder) / "sst2.csv")
     sys.exit(int(above))
@@ -196,8 +197,3 @@ def _print(about: str, attack: str, result: SentenceResult, seconds: str) -> Non
     figures = " | ".join(f"{value:.2f}" for value in (result.rouge1, result.rouge2, result.rouge_l))
     right = f"{result.share_right:.0%}"
     print(f"| {about} | {attack} | {figures} | {result.exact} | {right} | {seconds} |", flush=True)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()

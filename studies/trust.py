@@ -1,4 +1,4 @@
-"""The table of docs/trust.md from a sweep of configs/sweeps/trust.toml: ``python -m studies.trust DIR``."""
+"""The table of docs/trust.md from a sweep of configs/sweeps/trust.toml: ``python -m studies trust DIR``."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -58,7 +58,3 @@ def _rate(summaries: list[Summary], what: str) -> str:
     hits, images = sum(getattr(attack, what) for attack in made), sum(attack.victims for attack in made)
     rate = rate_interval(hits, images)
     return f"{hits} of {images} [{rate.low:.0%}, {rate.high:.0%}]"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,5 @@
 """Attacks on FedAvg updates of several local steps, which are unrolled on the dummies.
 
-Usage: python -m studies.unroll [--attack idlg] [--model lenet] [--victims 8] [--examples 4] [--batch 1]
-           [--epochs 1] [--optimizer sgd] [--momentum 0] [--rate 0.01] [--tv 1e-3 ...] [--steps 300]
-           [--restarts 1] [--seed 1]
-
 Each victim is a client of the lab with so many CIFAR-10 images, in the first round. Labels are inferred. The weight of
 the total variation is for iga alone: choose it with one seed, that is on some images, and report another's figures.
 """
@@ -119,7 +115,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with parser.parsed(arguments) as options:
         for tv in options.tv:
             print(json.dumps(measure(options, tv)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 """The model zoos through ``fedpriv model``: one row a network, and the tables of docs/models.md.
 
-Usage: python -m studies.zoo [--only PATTERN] [--parts steps,attacks,opacus] [--anew] [--limit SECONDS]
-           [--rows docs/results/models.csv]
-
 Each row is made by the code of ``fedpriv model`` in a process of its own. Rows that the file has are kept, so that an
 interrupted study goes on; ``--anew`` makes the named parts again. ``--only`` takes a pattern such as 'timm/*vit*'. The
 tables are written from all rows of the file. Needs torchvision, timm, transformers, peft and Opacus.
@@ -338,7 +335,3 @@ def _trouble(line: Mapping[str, str]) -> str:
         own = f"; with rounded weights autograd's own move by {line['rounding']}" if line["rounding"] else ""
         return f"off by {line['error']}, most in {line['furthest']} ({line['precision']}){own}"
     return ""
-
-
-if __name__ == "__main__":
-    main()

@@ -2,23 +2,17 @@
 
 import os
 import zipfile
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from studies.arguments import StudyParser
+from studies.arguments import StudyParser, run, runnable
 
 ROOT = Path(__file__).parents[2]
 KEPT = sorted((ROOT / "docs" / "results").glob("*.csv.gz"))
-COMMANDS = [
-    f"{path.parent.name}.{path.stem}"
-    for path in sorted((*(ROOT / "studies").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")))
-    if "StudyParser(" in path.read_text(encoding="utf-8") or "options(" in path.read_text(encoding="utf-8")
-]
-COMMANDS = [name for name in COMMANDS if name not in ("studies.arguments", "benchmarks.measure")]
+COMMANDS = [f"{package}.{name}" for package in ("studies", "benchmarks") for name in runnable(package)]
 NO_SWEEP = "missing is not the folder of a sweep: it has no sweep.json"
 NO_FILE = "missing: no such file or folder"
 
@@ -150,6 +144,23 @@ def test_an_error_after_lost_output_is_told(
     assert told.count("\n") == 1 and told.endswith("file: No such file or directory\n")
 
 
+@pytest.mark.parametrize("package", ["studies", "benchmarks"])
+def test_all_that_can_be_run_is_listed(
+    package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [package, "--help"])
+    with pytest.raises(SystemExit):
+        run(package)
+    listed = capsys.readouterr().out
+    assert len(runnable(package)) > 15 and all(
+        line and f"\n{name} " in listed for name, line in runnable(package).items()
+    )
+    monkeypatch.setattr("sys.argv", [package, "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        run(package)
+    assert ended.value.code == 2 and "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
 def _closed(device: str | None) -> TextIO:
     """A stream that holds what is printed and cannot write it: a full device, or a pipe whose reader is gone."""
     if device is not None:
@@ -162,11 +173,11 @@ def _closed(device: str | None) -> TextIO:
 def refused(study: str, arguments: list[str], capsys: pytest.CaptureFixture[str], package: str = "studies") -> str:
     """What the study says of bad arguments: one line that begins with its command."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", [study, *arguments])
+        patch.setattr("sys.argv", [package, study, *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"{package}.{study}").main()
+            run(package)
     told = capsys.readouterr().err
     assert ended.value.code == 2
-    assert told.startswith(f"python -m {package}.{study}: ")
+    assert told.startswith(f"python -m {package} {study}: ")
     assert told.count("\n") == 1
     return told
