@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
+from fedpriv.gradients.recurrent import RECURRENT
 from fedpriv.gradients.rules import OPERATIONS, Operation
 
 # Operations that lay their tensors over one another, by their names in torch without underscores.
@@ -473,4 +474,5 @@ REWRITTEN: dict[Any, Callable[..., Callable[[], Any] | None]] = {
     functional.instance_norm: _instance_norm,
     functional.prelu: _prelu,
     torch.einsum: _einsum,
+    **RECURRENT,
 }

@@ -11,9 +11,11 @@ from gradient_models import CLASSES, loss, one_by_one
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import prune
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from fedpriv.core.errors import InputError
+from fedpriv.core.randomness import seeded_generators
 from fedpriv.gradients import Route, find_route, per_example_gradients
 from fedpriv.gradients.dense import Loss
 from fedpriv.gradients.per_example import refuse_changes, versions
@@ -118,33 +120,78 @@ def test_an_attention_mask_is_the_same_for_all_examples() -> None:
     assert same_as_one_by_one(model, vectors(3, 4))["body"] == "ghost: MultiheadAttention"
 
 
-def test_recurrent_layers() -> None:
-    model = Model(
-        lambda x, body, out: out(body(x)[0][:, -1]), body=nn.LSTM(3, 4, batch_first=True), out=nn.Linear(4, CLASSES)
-    )
+RECURRENT = {
+    "lstm": lambda: nn.LSTM(3, 4, batch_first=True),
+    "layers in both directions": lambda: nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True),
+    "without biases, projected": lambda: nn.LSTM(
+        3, 4, 2, bias=False, batch_first=True, bidirectional=True, proj_size=2
+    ),
+    "projected": lambda: nn.LSTM(3, 4, batch_first=True, proj_size=2),
+    "gru": lambda: nn.GRU(3, 4, 2, bias=False, batch_first=True, bidirectional=True),
+    "tanh": lambda: nn.RNN(3, 4, 2, batch_first=True),
+    "relu": lambda: nn.RNN(3, 4, bias=False, nonlinearity="relu", batch_first=True, bidirectional=True),
+    "gru, dropout": lambda: nn.GRU(3, 4, 2, batch_first=True, dropout=0.5).eval(),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(name: str) -> None:
+    """What comes out at all steps, and the last states, whose second axis counts the examples."""
+
+    def function(x: Tensor, body: nn.RNNBase, out: nn.Module) -> Tensor:
+        steps, states = body(x)
+        ends = [states] if isinstance(states, Tensor) else states
+        return out(torch.cat([steps.flatten(1), *(end.transpose(0, 1).flatten(1) for end in ends)], dim=1))
+
+    model = Model(function, body=RECURRENT[name](), out=nn.LazyLinear(CLASSES))
+    model(vectors(6, 3))
     routes = same_as_one_by_one(model, vectors(6, 3))
-    # Whether torch can map it over examples depends on the type and the version.
-    assert routes["body"].removesuffix(", one example after the other") == "dense: LSTM (lstm has no rule)"
-    assert routes["out"] == "ghost: Linear"
+    assert {way.partition(":")[0] for way in routes.values()} == {"ghost"}
 
 
-def test_a_recurrent_state_counts_its_examples_on_another_axis() -> None:
+def test_recurrent_layers_go_along_the_first_axis() -> None:
     model = Model(
-        lambda x, body, out: out(body(x)[1][0][0]), body=nn.LSTM(3, 4, batch_first=True), out=nn.Linear(4, CLASSES)
+        lambda x, body, out: out(body(x.mT.movedim(1, 0))[0][-1]), body=nn.LSTM(4, 3), out=nn.Linear(3, CLASSES)
     )
-    reason = "the first axis of an output of body (LSTM) does not count the examples"
+    assert same_as_one_by_one(model, vectors(4, 6))["body"] == "ghost: LSTM"
+
+
+def test_dropout_between_recurrent_layers_draws_what_torch_draws() -> None:
+    model = Model(
+        lambda x, body, out: out(body(x)[0][:, -1]),
+        body=nn.LSTM(3, 40, 3, batch_first=True, dropout=0.5),
+        out=nn.Linear(40, CLASSES),
+    ).double()
+    x, y = vectors(6, 3).double(), torch.arange(EXAMPLES) % CLASSES
+    with seeded_generators(1, x.device):
+        sums = per_example_gradients(model, loss, x, y).combine(torch.ones(EXAMPLES, dtype=x.dtype))
+    with seeded_generators(1, x.device):
+        loss(model(x), y).sum().backward()
+    for name, value in model.named_parameters():
+        assert torch.allclose(sums[name], value.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_packed_sequences_are_written_out() -> None:
+    def function(x: Tensor, body: nn.Module, out: nn.Module) -> Tensor:
+        lengths = 2 + (x[:, :, 0] > 0).sum(dim=1).clamp(max=4)
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return out(body(packed)[1][-1])
+
+    model = Model(function, body=nn.GRU(3, 4, batch_first=True), out=nn.Linear(4, CLASSES))
+    reason = "of body (GRU) does not count the examples, one example after the other"
     assert reason in same_as_one_by_one(model, vectors(6, 3))[""]
 
 
-def test_cells_are_called_again_and_again() -> None:
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_are_called_again_and_again(kind: type[nn.RNNCellBase]) -> None:
     def function(x: Tensor, cell: nn.Module, out: nn.Module) -> Tensor:
-        state = x.new_zeros(len(x), 4)
+        state = None
         for t in range(x.shape[1]):
             state = cell(x[:, t], state)
-        return out(state)
+        return out(state if isinstance(state, Tensor) else state[0])
 
-    model = Model(function, cell=nn.GRUCell(3, 4), out=nn.Linear(4, CLASSES))
-    assert same_as_one_by_one(model, vectors(6, 3))["cell"] == "dense: GRUCell (gru_cell has no rule)"
+    model = Model(function, cell=kind(3, 4), out=nn.Linear(4, CLASSES))
+    assert same_as_one_by_one(model, vectors(6, 3))["cell"] == f"ghost: {kind.__name__}"
 
 
 def test_deciding_by_numbers() -> None:
