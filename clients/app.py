@@ -7,6 +7,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from fedpriv.clients.answering import Answering, partition_of, trained_with
 from fedpriv.clients.cohort import CohortApp
+from fedpriv.clients.memory import remembers
 from fedpriv.core.algorithm import transport_of
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import ALGORITHMS, TRANSPORTS
@@ -46,8 +47,11 @@ def train(answering: Answering, message: Message, context: Context) -> Message:
 
 
 def identify(message: Message, context: Context) -> Message:
-    """Reply with the number of the partition that this client holds."""
-    return Message(RecordDict({"client": MetricRecord({"partition": partition_of(context)})}), reply_to=message)
+    """Reply with the number of the partition that this client holds, and whether it remembers after a restart."""
+    told = MetricRecord({"partition": partition_of(context)})
+    if remembers():
+        told["remembers"] = 1
+    return Message(RecordDict({"client": told}), reply_to=message)
 
 
 app = client_app(None)

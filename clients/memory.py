@@ -62,6 +62,11 @@ def own_secret(context: Context, shared: Secret | None) -> Secret:
     return shared or Secret(kept(context, "secret", secrets.token_bytes(32)))
 
 
+def remembers() -> bool:
+    """Return whether this client's answers are on its disk, so that a restarted SuperNode gives them again."""
+    return Path(os.environ.get(MEMORY, "")).is_absolute()
+
+
 def kept(context: Context, name: str, value: bytes) -> bytes:
     """Return what a client keeps under a name; from the first call on that is ``value``."""
     folder = os.environ.get(MEMORY, "")

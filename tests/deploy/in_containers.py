@@ -251,7 +251,8 @@ def test_isolation(project: Project) -> str:
 def test_kills(project: Project) -> str:
     experiment = project.experiment("kills.toml", 3, 6)
     return "; ".join(
-        f"{part}: {_killed(project, experiment, part)}" for part in ("clientapp-1", "serverapp", "superlink")
+        f"{part}: {_killed(project, experiment, part)}"
+        for part in ("clientapp-1", "supernode-1", "serverapp", "superlink")
     )
 
 

@@ -1,6 +1,6 @@
 """Clients are waited for, and each is known by the partition that it names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,7 +13,9 @@ from fedpriv.engines.inline import assume_server_identity
 from fedpriv.server.exchange import Connected, Reached, find_clients
 
 Says = dict[int, int | str | None]
+Losses = Mapping[int, Sequence[Error | None]]
 CRASHED = Error(ErrorCode.CLIENT_APP_CRASHED, "ClientApp stopped responding.")
+GONE = Error(ErrorCode.NODE_UNAVAILABLE, "The node failed to report a heartbeat.")
 UNSENT = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Reply message objects are unavailable.")
 
 
@@ -24,9 +26,12 @@ class SlowGrid:
         says: node id -> the partition it names; why its app failed; ``None`` if it never answers.
         looks: for replies, before the first one is there.
         losses: node id -> what its answers come as before the first right one; ``None`` never comes.
+        remembers: whether nodes say that they keep their answers on disk.
     """
 
-    def __init__(self, says: Says, looks: int = 0, losses: dict[int, list[Error | None]] | None = None) -> None:
+    def __init__(self, says: Says, looks: int = 0, losses: Losses | None = None, remembers: bool = False) -> None:
+        self.pushed: list[tuple[int, str]] = []  # node id and kind of each message
+        self._told = {"remembers": 1} if remembers else {}
         self._says = says
         self._left = looks
         self._looks = 0
@@ -42,6 +47,7 @@ class SlowGrid:
 
     def _pushed(self, message: Message) -> str:
         node = message.metadata.dst_node_id
+        self.pushed.append((node, message.metadata.message_type))
         self._looks += 1
         key, said = f"message {self._looks}", self._says[node]
         message.metadata.__dict__["_message_id"] = key
@@ -52,7 +58,7 @@ class SlowGrid:
         elif isinstance(said, str):
             reply = Message(Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, said), reply_to=message)
         elif said is not None:
-            reply = Message(RecordDict({"client": MetricRecord({"partition": said})}), reply_to=message)
+            reply = Message(RecordDict({"client": MetricRecord({"partition": said, **self._told})}), reply_to=message)
         else:
             return key
         reply.metadata.__dict__["_reply_to_message_id"] = key
@@ -122,3 +128,33 @@ def test_a_second_node_with_the_same_partition_and_one_out_of_range_are_left_out
     connected = found({70: 0, 30: 0, 90: 5, 20: -1, 10: 1}, 5)
     assert connected.nodes == {0: 70, 1: 10}
     assert set(connected.absent.values()) == {"never connected"}
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_client_that_lost_its_question_in_a_restart_is_asked_again_only_if_it_remembers(remembers: bool) -> None:
+    """It may have answered already, with other noise: the ledger counts one answer a round."""
+    grid = SlowGrid({70: 1, 30: 0}, losses={30: [None]}, remembers=remembers)
+    answers = Reached(cast(Grid, grid), {0: 30, 1: 70}, [1, 1], 5.0, 0.01).send(
+        "train", 1, dict.fromkeys((0, 1), RecordDict())
+    )
+    assert not answers[1].has_error()
+    asked = [(30, "train"), (70, "train"), (30, "query")]
+    assert grid.pushed == ([*asked, (30, "train")] if remembers else asked)
+    assert answers[0].has_error() is not remembers
+    assert remembers or "FEDPRIV_MEMORY names no folder" in str(answers[0].error.reason)
+
+
+def test_a_slow_client_is_not_asked_again() -> None:
+    grid = SlowGrid({70: 0}, looks=8, remembers=True)
+    answers = Reached(cast(Grid, grid), {0: 70}, [1], 5.0, 0.001).send("train", 1, {0: RecordDict()})
+    assert not answers[0].has_error()
+    assert grid.pushed == [(70, "train"), (70, "query")]
+
+
+def test_a_client_that_ended_before_it_said_who_it_is_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.server.exchange._LONG_PAUSE", 0.001)
+    returned = found({70: 1, 30: 0}, 2, (1, 1), losses={30: [GONE, GONE]})
+    assert returned == Connected({0: 30, 1: 70}, {})
+    monkeypatch.setattr("fedpriv.server.exchange._RETURN_SECONDS", 0.02)
+    reason = "connected, but SuperNode 30 answered: The node failed to report a heartbeat."
+    assert found({70: 1, 30: 0}, 2, (1, 1), losses={30: [GONE] * 1000}).absent == {0: reason}
