@@ -362,6 +362,31 @@ def _instance_norm(
     return None if weight is None and bias is None else rewritten
 
 
+def _embedding_bag(
+    input: Tensor,  # (B, T)
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Callable[[], Tensor] | None:
+    if input.ndim != 2 or max_norm is not None or scale_grad_by_freq or mode == "max":
+        return None
+    counted = torch.ones_like(input) if padding_idx is None else input != padding_idx % len(weight)
+    shares = counted if per_sample_weights is None else counted * per_sample_weights
+
+    def rewritten() -> Tensor:
+        total = (functional.embedding(input, weight) * shares[:, :, None]).sum(dim=1)
+        return total / counted.sum(dim=1, keepdim=True).clamp(min=1) if mode == "mean" else total
+
+    return rewritten
+
+
 def _attention(
     query: Tensor,  # (T, B, width)
     key: Tensor,  # (S, B, width)
@@ -473,6 +498,7 @@ REWRITTEN: dict[Any, Callable[..., Callable[[], Any] | None]] = {
     functional.multi_head_attention_forward: _attention,
     functional.instance_norm: _instance_norm,
     functional.prelu: _prelu,
+    functional.embedding_bag: _embedding_bag,
     torch.einsum: _einsum,
     **RECURRENT,
 }

@@ -171,6 +171,21 @@ def test_dropout_between_recurrent_layers_draws_what_torch_draws() -> None:
         assert torch.allclose(sums[name], value.grad, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("padding", [None, -1])
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+def test_bags_of_words(mode: str, padding: int | None) -> None:
+    """Shares of each word count in sums only; an example may be padding alone."""
+
+    def function(x: Tensor, body: nn.Module, out: nn.Module) -> Tensor:
+        shares = (x + 1).double() if body.mode == "sum" else None
+        return out(body(x, per_sample_weights=shares))
+
+    model = Model(function, body=nn.EmbeddingBag(9, 4, mode=mode, padding_idx=padding), out=nn.Linear(4, CLASSES))
+    words = torch.randint(9, (EXAMPLES, 6), generator=torch.Generator().manual_seed(3))
+    words[0] = 8
+    assert same_as_one_by_one(model, words)["body"] == "ghost: EmbeddingBag"
+
+
 def test_packed_sequences_are_written_out() -> None:
     def function(x: Tensor, body: nn.Module, out: nn.Module) -> Tensor:
         lengths = 2 + (x[:, :, 0] > 0).sum(dim=1).clamp(max=4)
