@@ -7,11 +7,9 @@ line that was cut off counts as an answer. ``client-K.json`` has what is proven 
 app failed and an answer's update was zero; both files stay at the client.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ from pydantic import TypeAdapter
 
 from fedpriv.accounting import ceilings
 from fedpriv.core.errors import InputError, RefusedError
-from fedpriv.core.files import append_line, as_json, open_unlinked, sync, write_once, write_whole, writing_to
+from fedpriv.core.files import as_json, write_whole, writing_to
+from fedpriv.core.journal import Journal
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import LedgerLine
 
@@ -84,21 +83,20 @@ class AnswerLedger:
         """Enter one more answer and return what is proven with it; whoever calls this may release once."""
         with writing_to(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_once(self._answers, self._opening, mode=0o600)
-        with self._locked():
-            answers, failed = self._count()
+        with self._opened() as journal:
+            answers, failed = self._count(journal)
             line = self._line(answers + 1)
             self._check(answers + 1, line)
-            append_line(self._answers, json.dumps({"answer": answers + 1, "run": run, "round": round_number}))
-            sync(self._answers)
+            journal.append([_line_of({"answer": answers + 1, "run": run, "round": round_number})])
             self._tell(line, failed)
         return line
 
     def note_failure(self, line: LedgerLine) -> None:
         """Write down, at the client alone, that the app failed and the answer's update was zero."""
-        with self._locked():
-            append_line(self._answers, json.dumps({"failed": line.participations}))
-            self._tell(line, self._count()[1])
+        with self._opened() as journal:
+            _, failed = self._count(journal)
+            journal.append([_line_of({"failed": line.participations})])
+            self._tell(line, failed + 1)
 
     def _tell(self, line: LedgerLine, failed: int) -> None:
         """Write what is proven by now, and how often the app failed."""
@@ -111,35 +109,26 @@ class AnswerLedger:
         return self.folder / f"client-{self.plan.client}{self.part}.jsonl"
 
     @property
-    def _opening(self) -> bytes:
-        return json.dumps({**self._released, "layout": asdict(self.layout)}).encode() + b"\n"
-
-    @property
     def _released(self) -> dict[str, Any]:
         mechanism = self.plan.config.model_dump(mode="json", exclude_none=True)
         return {"mechanism": mechanism, "tensors": [*self.plan.tensors]}
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Nobody else counts meanwhile."""
-        descriptor = open_unlinked(self._answers, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _opened(self) -> Iterator[Journal]:
+        """The file, to which nobody else adds meanwhile."""
+        opening = _line_of({**self._released, "layout": asdict(self.layout)})
+        with closing(Journal(self._answers, opening, mode=0o600)) as journal, journal.locked():
+            yield journal
 
-    def _count(self) -> tuple[int, int]:
-        """Answers, and those of them whose app failed."""
-        opening, *lines = self._answers.read_bytes().split(b"\n")
+    def _count(self, journal: Journal) -> tuple[int, int]:
+        """Answers, and those of them whose app failed; a line that was cut off by a kill counts."""
+        opening, *lines = journal.fresh()
         told = _opening_of(opening, self._answers)
         if {key: told.get(key) for key in self._released} != self._released:
             raise InputError(
                 f"{self._answers} is the ledger of another mechanism or model: what it counts still counts; name "
                 "another privatise.folder only for clients whose data were in none of its answers"
             )
-        if lines and lines[-1]:  # cut off by a kill; it is ended here, and counts
-            append_line(self._answers, "")
         failed = sum(1 for line in lines if line.startswith(b'{"failed": ') and line.endswith(b"}"))
         return sum(1 for line in lines if line) - failed, failed
 
@@ -156,3 +145,7 @@ class AnswerLedger:
                 f"client {client} has answered {answers - 1} times; one more would take it above "
                 f"privatise.target_epsilon = {most:g}"
             )
+
+
+def _line_of(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"

@@ -2,8 +2,8 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedpriv.attacks.questions import Answers, UsedUpError
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.files import open_unlinked
+from fedpriv.core.journal import Journal
 from fedpriv.core.randomness import Secret
 from fedpriv.data.datasets import Dataset
 from fedpriv.service.features import Features, pixels
@@ -148,23 +148,13 @@ class StoredAnswers:
 
     def __init__(self, path: Path, ledger: QueryLedger) -> None:
         """Open the file, or make it."""
-        self._ledger = ledger
-        self._descriptor = open_unlinked(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        self._offset = 0
+        self._ledger, self._journal = ledger, Journal(path)
         self._known: dict[str, Given] = {}
 
     def refresh(self) -> None:
         """Read what other processes, or earlier ones, have answered."""
-        size = os.fstat(self._descriptor).st_size
-        lines = os.pread(self._descriptor, max(size - self._offset, 0), self._offset).split(b"\n")[:-1]
-        for line in lines:
-            self._offset += len(line) + 1
-            try:
-                given = _GIVEN.validate_json(line)
-            except ValidationError:
-                continue
-            if self._ledger.question(given.number) == given.question:
-                self._known.setdefault(given.question, given)
+        with self._journal.locked():
+            self._read()
 
     def get(self, question: str) -> Given | None:
         """The answer to a question; ``None``: there is none yet."""
@@ -172,18 +162,24 @@ class StoredAnswers:
 
     def add(self, given: Sequence[Given]) -> None:
         """Keep answers."""
-        # Behind a line that a kill cut off, a new one begins.
-        size = os.fstat(self._descriptor).st_size
-        end = b"\n" if size and os.pread(self._descriptor, 1, size - 1) != b"\n" else b""
         try:
-            os.write(self._descriptor, end + b"".join(json.dumps(vars(each)).encode() + b"\n" for each in given))
+            with self._journal.locked():
+                self._read()
+                self._journal.append([json.dumps(vars(each)).encode() + b"\n" for each in given], durable=False)
         except OSError as error:
             raise RunFailedError(f"answers cannot be kept: {error.strerror}; they are charged, and lost") from None
-        self.refresh()
+        self._known = {each.question: each for each in given} | self._known
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._journal.close()
+
+    def _read(self) -> None:
+        for line in self._journal.fresh():
+            with suppress(ValidationError):
+                given = _GIVEN.validate_json(line)
+                if self._ledger.question(given.number) == given.question:
+                    self._known.setdefault(given.question, given)
 
 
 class Served:

@@ -3,13 +3,12 @@
 It is a text file with one JSON object a line. The first says what the endpoint is and how many images it answers in
 all; each further one is a charge: its number, the user, SHA-256 of the question, and the hash of the line before.
 Charges are appended and fsynced under an exclusive lock, and the answer is computed afterwards. So a kill at any moment
-may lose an answer, never a charge, and no number is given twice, also not by two processes at a time. A last line that
-was cut off counts as spent: a line is written in its place, and where a kill cuts that off, the next process completes
-it. A changed line breaks the chain, and the ledger is refused. Who deletes the file, or goes on with an older copy of
-it, starts anew: no file can know of that.
+may lose an answer, never a charge, and no number is given twice, also not by two processes at a time. A line that was
+cut off counts as spent, by nobody: it has its number, and its hash is in the next line. A changed line breaks the
+chain, and the ledger is refused. Who deletes the file, or goes on with an older copy of it, starts anew: no file can
+know of that.
 """
 
-import fcntl
 import json
 import os
 from collections import Counter
@@ -18,18 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.files import open_unlinked, write_once
+from fedpriv.core.journal import Journal
 
 OWNER = "owner"
 """The user of questions that need no key: those of whoever has the folder."""
 
 _BEGIN = "0" * 64
-_TORN = "torn"
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Charge:
 
     number: int  # from 0, in order; each once
     user: str  # who asked
-    question: str  # SHA-256 of the image; `torn` where the line before it was cut off, and this one stands for it
+    question: str  # SHA-256 of the image
     previous: str  # SHA-256 of the line before
 
 
@@ -61,14 +58,6 @@ class Request:
 
     user: str  # who asks
     questions: tuple[str, ...]  # SHA-256 of each image
-
-
-class _Entry(NamedTuple):
-    """A charge, its line with the end of it, and the line's hash."""
-
-    charge: Charge
-    line: bytes
-    digest: str
 
 
 _OPENING, _CHARGE = TypeAdapter(Opening), TypeAdapter(Charge)
@@ -81,13 +70,11 @@ class QueryLedger:
     def __init__(self, path: Path, opening: Opening, limits: Mapping[str, int]) -> None:
         """Open the ledger, or begin it where there is none."""
         self.path, self.answers, self.limits = path, opening.answers, dict(limits)
-        write_once(path, _line(opening))
-        self._descriptor = open_unlinked(path, os.O_RDWR | os.O_APPEND)
-        self._offset, self._lines, self._last = 0, 0, _BEGIN
-        self._charges: list[Charge] = []
+        self._opening, self._last = opening, ""
+        self._journal = Journal(path, _line(opening))
+        self._charges: list[Charge | None] = []
         self._used: Counter[str] = Counter()
-        with self._locked():
-            self._check_opening(opening)
+        self.refresh()
 
     @property
     def used(self) -> int:
@@ -100,7 +87,8 @@ class QueryLedger:
 
     def question(self, number: int) -> str | None:
         """The question of a charge; ``None``: there is no such charge."""
-        return self._charges[number].question if 0 <= number < len(self._charges) else None
+        charge = self._charges[number] if 0 <= number < len(self._charges) else None
+        return None if charge is None else charge.question
 
     def refresh(self) -> None:
         """Look at what other processes have charged."""
@@ -110,22 +98,27 @@ class QueryLedger:
     def charge(self, requests: Sequence[Request]) -> list[range | str]:
         """Charge for requests in order, on the disk before this returns: each one's numbers, or why it is refused."""
         with self._locked():
-            charges: list[_Entry] = []
+            lines: list[bytes] = []
             decided: list[range | str] = []
             taken: Counter[str] = Counter()
             for request in requests:
-                refusal = self._refusal(request, len(charges), taken[request.user])
-                first = self.used + len(charges)
+                refusal = self._refusal(request, len(lines), taken[request.user])
+                first = self.used + len(lines)
                 decided.append(refusal or range(first, first + len(request.questions)))
                 if refusal is None:
                     taken[request.user] += len(request.questions)
-                    charges += self._made(request, first, charges[-1].digest if charges else self._last)
-            self._write(charges)
+                    for number, question in enumerate(request.questions, first):
+                        previous = _digest(lines[-1]) if lines else self._last
+                        lines.append(_line(Charge(number, request.user, question, previous)))
+            if lines:
+                self._journal.append(lines)
+            for line in lines:
+                self._enter(line)
             return decided
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._journal.close()
 
     def _refusal(self, request: Request, charged: int, taken: int) -> str | None:
         wanted = len(request.questions)
@@ -138,119 +131,51 @@ class QueryLedger:
             return f"answers asked for: {wanted}; left: {max(left, 0)} of {self.answers}"
         return None
 
-    def _made(self, request: Request, first: int, previous: str) -> list[_Entry]:
-        made = []
-        for number, question in enumerate(request.questions, first):
-            charge = Charge(number, request.user, question, previous)
-            line = _line(charge)
-            previous = sha256(line).hexdigest()
-            made.append(_Entry(charge, line, previous))
-        return made
-
-    def _write(self, charges: Sequence[_Entry]) -> None:
-        if not charges:
-            return
-        self._append(b"".join(entry.line for entry in charges))
-        for entry in charges:
-            self._enter(entry)
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Nobody else writes meanwhile, and what others wrote before is known."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         try:
-            self._catch_up()
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def _catch_up(self) -> None:
-        status = os.fstat(self._descriptor)
-        if not self.path.exists() or not os.path.samestat(status, self.path.stat()):
-            raise InputError(f"{self.path} was replaced: its charges cannot be counted any more")
-        if status.st_size < self._offset:
-            raise InputError(f"{self.path} is shorter than it was: charges are missing")
-        content = os.pread(self._descriptor, status.st_size - self._offset, self._offset)
-        *lines, last = content.split(b"\n")
-        # A whole line that is none, at the end: it was cut off, and is being mended.
-        begun = self._lines + len(lines) > 1 and bool(lines) and _parsed(lines[-1]) is None
-        torn, mending = (lines.pop(), b"\n" + last) if begun else (last, b"")
-        for at, line in enumerate(lines):
-            self._read(line, lines[at + 1 : at + 2])
-        if torn:
-            self._mend(torn, mending)
-
-    def _read(self, line: bytes, following: Sequence[bytes]) -> None:
-        if not self._lines:
-            self._skip(line)
-            return
-        charge = _parsed(line)
-        if charge is None and self._stands_for(following, line):
-            self._skip(line)
-            return
-        if charge is None or charge.previous != self._last or charge.number != len(self._charges):
-            raise self._broken()
-        self._enter(_Entry(charge, line + b"\n", sha256(line + b"\n").hexdigest()))
-
-    def _stands_for(self, following: Sequence[bytes], line: bytes) -> bool:
-        """Whether the next line was written in the place of this one, which had been cut off."""
-        after = _parsed(following[0]) if following else None
-        return after is not None and after.question == _TORN and after.previous == sha256(line + b"\n").hexdigest()
-
-    def _mend(self, torn: bytes, begun: bytes) -> None:
-        """Whoever wrote it was killed: it counts as spent. Where it is no charge, another line says so behind it.
-
-        ``begun``: what is written behind it already, by somebody who was killed, too.
-        """
-        if _parsed(torn) is not None:  # only its end is missing
-            self._append(b"\n")
-            self._read(torn, [])
-            return
-        mark = _line(Charge(len(self._charges), "", _TORN, sha256(torn + b"\n").hexdigest()))
-        missing = (b"\n" + mark).removeprefix(begun)
-        if begun + missing != b"\n" + mark:
-            raise self._broken()
-        self._append(missing)
-        self._read(torn, [mark[:-1]])
-        self._read(mark[:-1], [])
-
-    def _broken(self) -> InputError:
-        return InputError(f"{self.path}, line {self._lines + 1}: the chain of charges is broken; nothing is answered")
-
-    def _append(self, content: bytes) -> None:
-        """Have it all on the disk before this returns."""
-        try:
-            written = os.write(self._descriptor, content)
-            if written < len(content):
-                raise OSError(None, "only a part of it was written")
-            os.fsync(self._descriptor)
+            with self._journal.locked():
+                self._check_file()
+                for line in self._journal.fresh():
+                    self._enter(line + b"\n")
+                yield
         except OSError as error:
             raise RunFailedError(f"{self.path} cannot be written: {error.strerror}; nothing was answered") from None
 
-    def _skip(self, line: bytes) -> None:
-        self._pass(line + b"\n", sha256(line + b"\n").hexdigest())
+    def _check_file(self) -> None:
+        status = os.fstat(self._journal.descriptor)
+        if not self.path.exists() or not os.path.samestat(status, self.path.stat()):
+            raise InputError(f"{self.path} was replaced: its charges cannot be counted any more")
+        if status.st_size < self._journal.offset:
+            raise InputError(f"{self.path} is shorter than it was: charges are missing")
 
-    def _pass(self, line: bytes, digest: str) -> None:
-        self._offset += len(line)
-        self._lines += 1
-        self._last = digest
+    def _enter(self, line: bytes) -> None:
+        """Take note of a line, which has to follow the one before it."""
+        if not self._last:
+            self._check_opening(line)
+        else:
+            charge = _parsed(line)
+            if charge is not None and (charge.previous, charge.number) != (self._last, self.used):
+                raise self._broken(self.used + 2)
+            self._charges.append(charge)
+            self._used["" if charge is None else charge.user] += 1
+        self._last = _digest(line)
 
-    def _enter(self, entry: _Entry) -> None:
-        self._pass(entry.line, entry.digest)
-        self._charges.append(entry.charge)
-        self._used[entry.charge.user] += 1
+    def _broken(self, line: int) -> InputError:
+        return InputError(f"{self.path}, line {line}: the chain of charges is broken; nothing is answered")
 
-    def _check_opening(self, opening: Opening) -> None:
-        first = os.pread(self._descriptor, 4096, 0).split(b"\n")[0]
+    def _check_opening(self, first: bytes) -> None:
         try:
             written = _OPENING.validate_json(first)
         except ValidationError:
-            raise InputError(f"{self.path}, line 1: the chain of charges is broken; nothing is answered") from None
-        if written != opening:
+            raise self._broken(1) from None
+        if written != self._opening:
             raise InputError(f"{self.path} is of another endpoint, or of another budget ({written.answers} answers)")
 
 
 def _parsed(line: bytes) -> Charge | None:
+    """The charge in a line; ``None``: it was cut off."""
     try:
         return _CHARGE.validate_json(line)
     except ValidationError:
@@ -259,3 +184,7 @@ def _parsed(line: bytes) -> Charge | None:
 
 def _line(value: Opening | Charge) -> bytes:
     return json.dumps(vars(value)).encode() + b"\n"
+
+
+def _digest(line: bytes) -> str:
+    return sha256(line).hexdigest()

@@ -137,7 +137,7 @@ def made_service(run: Path) -> Service:
 def answered(run: Path) -> Mapping[str, int]:
     """Return how many answers were charged to each user; the query ledger itself says whether its chain is whole."""
     lines = (read_text(run / "service" / "charges.jsonl") or "").splitlines()[1:]
-    return Counter(user for user in map(_charged_user, lines) if user is not None)
+    return Counter(map(_charged_user, lines))
 
 
 def users(run: Path) -> tuple[UserFacts, ...]:
@@ -152,9 +152,9 @@ def query_ledger(run: Path, service: Service) -> QueryLedger:
     return QueryLedger(run / "service" / "charges.jsonl", Opening(sha256(content).hexdigest(), service.answers), limits)
 
 
-def _charged_user(line: str) -> str | None:
-    """Who a line of the query ledger charges; ``None``: it was cut off, and the next one stands for it."""
+def _charged_user(line: str) -> str:
+    """Who a line of the query ledger charges; empty: it was cut off."""
     try:
         return str(json.loads(line)["user"])
     except (ValueError, TypeError, KeyError):
-        return None
+        return ""
