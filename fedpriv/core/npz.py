@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedpriv.core.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 HEADER_BYTES = 10_012
@@ -67,8 +68,6 @@ class _RefusedError(ValueError):
 
 def parse_header(start: bytes) -> Header:
     """Read the header of an array in ``.npy`` format."""
-    import numpy as np
-
     stream = io.BytesIO(start)
     version = None
     try:
@@ -118,8 +117,6 @@ def require_headers(path: Path, names: Sequence[str], more: Sequence[str] = ()) 
 
 def read_arrays(path: Path, headers: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Return arrays of an ``.npz`` archive."""
-    import numpy as np
-
     arrays = {}
     with _reading(path, "the archive"), zipfile.ZipFile(path) as archive:
         for name, member in _members(archive, headers).items():

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -44,6 +45,8 @@ def capabilities(module: str) -> Iterator[ModuleType]:
 class Registry(Mapping[str, type[Any]]):
     """Classes by name, most of them of settings, imported when first used; ours first, then others by name.
 
+    One of ours whose file has its name is imported alone where it is asked for.
+
     Attributes:
         what: one thing of the kind, for people.
         places: where ours are, each a package, whose modules are imported, but no packages inside it; ``*/NAME``: the
@@ -63,19 +66,29 @@ class Registry(Mapping[str, type[Any]]):
         return kind
 
     def __getitem__(self, name: str) -> type[Any]:
-        every = self._every()
+        every = self._known(name)
         if name not in every:
             raise InputError(f"there is no {self.what} {name!r}{suggestion(name, tuple(every))}")
         return every[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._every()
+        return name in self._known(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._every())
 
     def __len__(self) -> int:
         return len(self._every())
+
+    def _known(self, name: object) -> dict[str, type[Any]]:
+        """Ours of this name, or else all of them."""
+        if isinstance(name, str) and _NAME.fullmatch(name) and not self._begun:
+            modules = (
+                f"{place}.{name.replace('-', '_')}" for place in self.places if place[:1] != "*" and "." in place
+            )
+            for module in filter(find_spec, modules):
+                importlib.import_module(module)
+        return self._things if name in self._things else self._every()
 
     def _every(self) -> dict[str, type[Any]]:
         """All of them. While a module is imported that asks for them itself, those that are known already."""

@@ -144,8 +144,8 @@ class Registered:
         return (*self.registry, *variants)
 
     def _known(self, name: str) -> str:
-        known = self._names()
-        if name not in known:
+        if name.removesuffix(self.ending) not in self.registry:
+            known = self._names()
             raise InputError(f"allowed: {', '.join(known)}{suggestion(name, known, else_known=False)}")
         return name
 

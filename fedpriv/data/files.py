@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedpriv.core.columns import ColumnSpec, features_of
 from fedpriv.core.errors import InputError, cut
 from fedpriv.core.npz import Header, read_arrays, require_headers
-from fedpriv.data.tokenizers import TextFacts
 
 if TYPE_CHECKING:
-    import numpy as np
+    from fedpriv.data.tokenizers import TextFacts
 
 IMAGE_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 # A label becomes a 64-bit number, and a name of a class an object of Python's.
@@ -33,8 +34,6 @@ class Keys:
     @staticmethod
     def of(train: Sequence[str], test: Sequence[str]) -> Keys:
         """Number the keys; those of test examples alone have a number, too."""
-        import numpy as np
-
         names = sorted({*train, *test})
         numbers = {name: number for number, name in enumerate(names)}
         known = [np.array([numbers[key] for key in part], np.int64) for part in (train, test)]
@@ -78,8 +77,6 @@ def read_npz(path: Path, memory: int) -> Arrays:
 
 def read_labels(path: Path, memory: int) -> np.ndarray:
     """Read y_train and y_test of an .npz file, one after the other."""
-    import numpy as np
-
     names = ("y_train", "y_test")
     headers = require_headers(path, names)
     check_memory(path, sum(map(needed_memory, headers.values())), memory)
@@ -93,7 +90,6 @@ def stratified(
     x: np.ndarray, y: np.ndarray, tests: float, names: tuple[str, ...] = (), columns: tuple[ColumnSpec, ...] = ()
 ) -> Arrays:
     """Return examples of which a share of each class, the same for every experiment, is the test set."""
-    import numpy as np
     from sklearn.model_selection import train_test_split  # a second to import, and few experiments need it
 
     rows = np.arange(len(y))
@@ -204,8 +200,6 @@ def check_labels(labels: np.ndarray, images: int, what: str) -> None:
 
 
 def _check_classes(arrays: Arrays, where: str) -> None:
-    import numpy as np
-
     largest = max(int(arrays.y_train.max()), int(arrays.y_test.max()))
     if arrays.class_names:
         if largest >= len(arrays.class_names):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig
@@ -14,9 +15,6 @@ from fedpriv.core.errors import InputError, cut, some_of
 from fedpriv.data.files import PUBLIC_SEED, Arrays, Keys, channels_are_last, check_memory
 from fedpriv.data.source import Place, Source
 from fedpriv.data.texts import Row, own_texts
-
-if TYPE_CHECKING:
-    import numpy as np
 
 TEST_SHARE = 0.2
 FEW = 20  # values at the most of what may be categories or classes, also where they are numbers
@@ -49,8 +47,6 @@ def split_rows(
     All examples of one of ``people`` are on one side: a person's test examples would be public, and a model that knows
     the person would be tested on it.
     """
-    import numpy as np
-
     from fedpriv.core.randomness import numpy_stream
 
     units = np.arange(count) if people is None else np.unique(people, return_inverse=True)[1]
@@ -83,8 +79,6 @@ def order_rows(
     owners: Sequence[str] | None, count: int, given: int, place: Place, people: Sequence[str] | None = None
 ) -> tuple[np.ndarray, int]:
     """Return the rows in their order, training before test data, and how many are test data; the last ``given`` are."""
-    import numpy as np
-
     if given:
         refuse_share(place)
         return np.arange(count), given
@@ -96,8 +90,6 @@ def label_numbers(
     labels: Sequence[Any], tests: int, where: str, named: tuple[str, ...] = ()
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the number of each label and the classes: ``named`` ones, else in order; tests' may be unknown."""
-    import numpy as np
-
     given = set(labels[: len(labels) - tests])
     if len(odd := {type(label): label for label in given}) > 1:
         shown = " and ".join(map(repr, odd.values()))
@@ -117,8 +109,6 @@ def numbered_labels(
     train: np.ndarray, test: np.ndarray, where: str, named: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return labels as numbers from 0, and the classes: of texts, and of whole numbers with gaps, those there are."""
-    import numpy as np
-
     if "U" not in (train.dtype.kind, test.dtype.kind):
         there = np.unique(train)
         gapless = np.array_equal(there, np.arange(len(there))) and np.isin(test, there).all()
@@ -146,8 +136,6 @@ def image_arrays(
 
     ``read`` is told where each image comes to lie, and returns all of them, uint8 (N, C, H, W).
     """
-    import numpy as np
-
     order, tests = order_rows(owners, len(labels), given, place, people)
     first = len(order) - tests
 
@@ -163,8 +151,6 @@ def image_arrays(
 
 def with_people(arrays: Arrays, train: Sequence[str], test: Sequence[str], where: str) -> Arrays:
     """Say which person each training example is of, and warn of persons that have test examples, which are public."""
-    import numpy as np
-
     names, numbers = np.unique(train, return_inverse=True)
     both = len({*names.tolist()} & {*test})
     warning = (
@@ -180,8 +166,6 @@ def as_pixels(values: np.ndarray, what: str, channels: str | None = None) -> np.
     Signals (N, T) become pictures of one row; so do (N, C, T) and (N, T, C) where ``channels`` says that C is first or
     last. Unset, (N, ., .) is a picture, and of one with channels the shape tells which axis they are.
     """
-    import numpy as np
-
     if values.ndim == 2:
         values = values[:, None]
     elif values.ndim == 3 and channels is not None:
@@ -224,8 +208,6 @@ def _range(dtype: np.dtype[np.generic]) -> int:
 
 def as_labels(values: np.ndarray, what: str) -> np.ndarray:
     """Return labels (N,), numbers or texts, of (N,), (N, 1), or (N, K) with one 1 in each row."""
-    import numpy as np
-
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim == 2 and values.dtype.kind in "buif":
@@ -281,8 +263,6 @@ class ClientExamples:
 
 def image_shares(parts: Sequence[Sequence[ClientExamples]], place: Place) -> Arrays:
     """Return the images of all clients, of training and, in a second part, of test data; they are read one by one."""
-    import numpy as np
-
     shares = [share for part in parts for share in part]
     if not shares:
         raise InputError(f"{place.path}: there is no example in it")

@@ -8,14 +8,13 @@ import zlib
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING
+from typing import IO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.data.files import check_memory
-
-if TYPE_CHECKING:
-    import numpy as np
-    from PIL.Image import Image
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """What the names of pictures end with, as for torchvision's ImageFolder."""
@@ -40,8 +39,6 @@ def read_pictures(
     """Read pictures, paths or what such files hold, as uint8 (count, C, H, W): C is 1 where all are grey, else 3. ::
     With ``size`` the shorter side is scaled to it and the middle cut out; without, all have one size already.
     """
-    import numpy as np
-
     pile: np.ndarray | None = None
     first = ""
     for row, (name, content) in enumerate(pictures):
@@ -72,9 +69,6 @@ def read_pictures(
 
 def _pixels(name: str, content: str | bytes, size: int | None, memory: int) -> np.ndarray:
     """Return uint8 (H, W) or (H, W, 3)."""
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
     if isinstance(content, bytes) and _has_opencv():
         plain = _plain_png(name, content, size, memory)
         if plain is not None:
@@ -101,8 +95,6 @@ def _has_opencv() -> bool:
 
 def _plain_png(name: str, content: bytes, size: int | None, memory: int) -> np.ndarray | None:
     """What OpenCV unpacks in a third of Pillow's time; ``None``: it is left to Pillow, which says what is wrong."""
-    import numpy as np
-
     found = _plain_size(content)
     if found is None or (size is not None and found != (size, size)):
         return None
@@ -129,8 +121,6 @@ def _plain_size(content: bytes) -> tuple[int, int] | None:
 
 
 def _mode(content: str | bytes) -> str:
-    from PIL import Image
-
     with _opened(content) as stream, Image.open(stream) as picture:
         return picture.mode
 
@@ -139,10 +129,8 @@ def _opened(content: str | bytes) -> IO[bytes]:
     return io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb")  # noqa: PTH123
 
 
-def turned(picture: Image) -> Image:
+def turned(picture: Image.Image) -> Image.Image:
     """The picture as it is to be seen, in mode L or RGB."""
-    from PIL import ImageOps
-
     if any(key in picture.info for key in _TURNED):
         picture = ImageOps.exif_transpose(picture)
     if picture.mode in ("L", "RGB"):
@@ -154,21 +142,16 @@ def turned(picture: Image) -> Image:
     return picture.convert("L" if picture.mode in _GREY else "RGB")
 
 
-def _scaled(picture: Image) -> Image:
+def _scaled(picture: Image.Image) -> Image.Image:
     """16 bits as 8: scaled, and not cut."""
-    import numpy as np
-    from PIL import Image
-
     values = np.asarray(picture).astype(np.int64)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise ValueError(f"its pixels go from {values.min()} to {values.max()}; 8 or 16 bits are read")
     return Image.fromarray(((values * 255 + 0x7FFF) // 0xFFFF).astype(np.uint8))
 
 
-def _fitted(picture: Image, size: int | None) -> Image:
+def _fitted(picture: Image.Image, size: int | None) -> Image.Image:
     """The middle of the picture, ``size`` on each side."""
     if size is None or picture.size == (size, size):
         return picture
-    from PIL import Image, ImageOps
-
     return ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR)

@@ -8,11 +8,14 @@ and the values of a category. Low and high of numbers are never read off. All th
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import tomli_w
 from numpy.typing import NDArray
+from pyarrow import types
 
 from fedpriv.core.columns import MISSING, OTHER, ColumnSpec
 from fedpriv.core.config.data import ColumnConfig, TableConfig
@@ -29,9 +32,6 @@ from fedpriv.data.tables import (
     rows_of,
     separators,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MOST_VALUES = 1000  # of a category that nobody has told
 _MOST_ODD = 5  # texts among numbers that may mean that a cell is empty
@@ -419,9 +419,6 @@ class Schema:
 
     def _rows(self, name: str, texts: Sequence[str | None], is_number: bool = False) -> list["_Cell"]:
         """The cells that are one of these texts, in the order of the file, training rows first where they have one."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         found = []
         for part in self.parts:
             hits = pc.is_in(part.column(name, is_number), pa.array(texts, pa.string())).to_numpy(zero_copy_only=False)
@@ -468,18 +465,15 @@ class _Cell(NamedTuple):
 class _Texts:
     """The different texts of a column, (n,), and of each how often it occurs and what it is."""
 
-    texts: "pa.Array"
+    texts: pa.Array
     counts: NDArray[np.int64]
     marks: NDArray[np.bool_]  # of missing cells
     numbers: NDArray[np.bool_]
     rows: int  # of the column, empty cells included
 
     @classmethod
-    def of(cls, cells: "pa.ChunkedArray", has_marks: bool) -> Self:
+    def of(cls, cells: pa.ChunkedArray, has_marks: bool) -> Self:
         """Count the texts of a column; in some files only empty cells are missing."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         counted = pc.value_counts(cells.drop_null())
         texts, counts = counted.field("values"), counted.field("counts").to_numpy()
         marks = pc.is_in(texts, pa.array(MISSING_NUMBERS)).to_numpy(zero_copy_only=False) & has_marks
@@ -492,8 +486,6 @@ class _Texts:
 
     def listed(self, chosen: NDArray[np.bool_]) -> tuple[str, ...]:
         """Some of the texts."""
-        import pyarrow as pa
-
         return tuple(self.texts.filter(pa.array(chosen)).to_pylist())
 
     def are_most(self, chosen: NDArray[np.bool_]) -> bool:
@@ -504,8 +496,6 @@ class _Texts:
 
 def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
     """Look at all cells of a column."""
-    import pyarrow as pa
-
     name, kind = config.name, parts[0].type(config.name)
     told = config.kind or ("category" if config.values else "number" if config.low is not None else None)
     if told is None and (words := _worded(kind)):
@@ -529,8 +519,6 @@ def _contents(parts: Sequence[Cells], config: ColumnConfig) -> Contents:
 
 def _neither(found: _Texts) -> Contents | None:
     """A column that holds neither numbers nor categories; ``None``: it does."""
-    import pyarrow.compute as pc
-
     if found.marks.all():
         return Contents("other", f"holds nothing but {', '.join(map(repr, found.listed(found.marks)))}")
     if found.others.sum() < _LEAST:  # of thousands of columns of numbers each pattern would take a minute
@@ -547,9 +535,6 @@ def _neither(found: _Texts) -> Contents | None:
 
 def _numbers(found: _Texts, name: str) -> Contents:
     """A column of numbers; of whole ones that number the rows in any order, and of one without a name, that is said."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     values = pc.cast(found.texts.filter(pa.array(found.numbers)), pa.float64()).to_numpy()
     whole = bool((values == np.rint(values)).all())
     is_rows = whole and len(values) == found.rows > 1 and np.ptp(values) == found.rows - 1
@@ -558,20 +543,15 @@ def _numbers(found: _Texts, name: str) -> Contents:
     return Contents("number", what, odd=found.listed(found.others), values=there, marks=marks, whole=whole)
 
 
-def _same_unit(texts: "pa.Array") -> NDArray[np.bool_]:
+def _same_unit(texts: pa.Array) -> NDArray[np.bool_]:
     """Which texts are a number and the same letters or signs behind it."""
-    import pyarrow.compute as pc
-
     units = pc.struct_field(pc.extract_regex(texts, _UNIT), "unit")
     has: NDArray[np.bool_] = units.is_valid().to_numpy(zero_copy_only=False)
     return has & (len(units.unique().drop_null()) == 1)
 
 
-def _worded(kind: "pa.DataType") -> tuple[str, str] | None:
+def _worded(kind: pa.DataType) -> tuple[str, str] | None:
     """What the file's own type says that is neither a number nor a text, and what to do."""
-    import pyarrow as pa
-    from pyarrow import types
-
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if types.is_timestamp(kind) or types.is_date(kind):
@@ -583,9 +563,7 @@ def _worded(kind: "pa.DataType") -> tuple[str, str] | None:
     return None
 
 
-def _is_category(kind: "pa.DataType") -> bool:
-    from pyarrow import types
-
+def _is_category(kind: pa.DataType) -> bool:
     return bool(types.is_dictionary(kind) or types.is_boolean(kind))
 
 
@@ -610,6 +588,4 @@ def _alike(values: Iterable[str]) -> str:
 
 def all_numbers(texts: Sequence[str]) -> bool:
     """Whether there are texts, each of which is a number."""
-    import pyarrow as pa
-
     return bool(texts) and bool(are_numbers(pa.array(texts, pa.string())).to_numpy(zero_copy_only=False).all())

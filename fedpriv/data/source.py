@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig, TableConfig
 from fedpriv.core.errors import InputError, some_of
-from fedpriv.data.files import Arrays
 
 if TYPE_CHECKING:
+    from fedpriv.data.files import Arrays
     from fedpriv.data.schema import Schema
 
 
@@ -120,7 +120,7 @@ class Source(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, place: Place) -> tuple[Arrays, str]:
+    def read(cls, place: Place) -> "tuple[Arrays, str]":
         """Return the images and labels, and where they were found."""
 
     @classmethod
@@ -148,12 +148,12 @@ class Packaged(Source):
 
     @classmethod
     @abstractmethod
-    def arrays(cls) -> Arrays:
+    def arrays(cls) -> "Arrays":
         """Return the images and labels."""
 
     @classmethod
     @override
-    def read(cls, place: Place) -> tuple[Arrays, str]:
+    def read(cls, place: Place) -> "tuple[Arrays, str]":
         return cls.arrays(), cls.where
 
     @classmethod

@@ -7,18 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow import csv, parquet
 
 from fedpriv.core.columns import MISSING, OTHER, ColumnSpec, features_of, slices
 from fedpriv.core.errors import InputError, cut, one_line, some_of
 from fedpriv.data.files import check_memory
 from fedpriv.data.source import PARQUET
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # What is made of the bytes of a cell's text: features, of a category one a value.
 _MADE_OF_A_BYTE = 8
@@ -51,7 +50,7 @@ _OTHER_FILES = {
 class Cells:
     """A table of texts."""
 
-    table: "pa.Table"  # with the types of the file
+    table: pa.Table  # with the types of the file
     where: str  # names the file in errors
     numbers: NDArray[np.int64]  # of its rows in the file, from 1
     empty: tuple[str, ...] | None  # texts that mean that a cell is empty; `None`: nobody says
@@ -65,24 +64,21 @@ class Cells:
         """Rows."""
         return int(self.table.num_rows)
 
-    def type(self, name: str) -> "pa.DataType":
+    def type(self, name: str) -> pa.DataType:
         """What the file says that a column is; of CSV bytes."""
         return self.table.schema.field(name).type
 
-    def column(self, name: str, is_number: bool = False) -> "pa.Array":
+    def column(self, name: str, is_number: bool = False) -> pa.Array:
         """The cells of one column as texts, null where one is empty."""
         if (name, is_number) not in self._columns:
             self._columns[name, is_number] = self._column(name, is_number)
         return self._columns[name, is_number]
 
     @cached_property
-    def _columns(self) -> dict[tuple[str, bool], "pa.Array"]:
+    def _columns(self) -> dict[tuple[str, bool], pa.Array]:
         return {}
 
-    def _column(self, name: str, is_number: bool) -> "pa.Array":
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
+    def _column(self, name: str, is_number: bool) -> pa.Array:
         if name not in self.names:
             raise InputError(f"{self.where}: there is no column {name!r}; its columns are {some_of(self.names)}")
         if is_number:
@@ -108,11 +104,8 @@ class Cells:
         return InputError(f"{self.where}: row {self.numbers[row]:,}, column {name!r}: {why}")
 
 
-def _without(texts: "pa.Array", marks: Sequence[str]) -> "pa.Array":
+def _without(texts: pa.Array, marks: Sequence[str]) -> pa.Array:
     """Null in place of each of these."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.if_else(pc.is_in(texts, pa.array(marks, pa.string())), pa.scalar(None, pa.string()), texts)
 
 
@@ -135,10 +128,8 @@ def read_cells(path: Path, delimiter: str, empty: tuple[str, ...] | None, memory
         return cells_of(batches, str(path), empty, memory)
 
 
-def cells_of(batches: Iterable["pa.RecordBatch"], where: str, empty: tuple[str, ...] | None, memory: int) -> Cells:
+def cells_of(batches: Iterable[pa.RecordBatch], where: str, empty: tuple[str, ...] | None, memory: int) -> Cells:
     """Return all rows of a file, without pandas' row names."""
-    import pyarrow as pa
-
     read, taken = [], 0
     for batch in batches:
         taken += batch.nbytes
@@ -155,10 +146,8 @@ def cells_of(batches: Iterable["pa.RecordBatch"], where: str, empty: tuple[str, 
     return Cells(table, where, np.arange(1, table.num_rows + 1), empty)
 
 
-def _without_views(batch: "pa.RecordBatch") -> "pa.RecordBatch":
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Texts in place of views of texts, of which Arrow takes no rows."""
-    import pyarrow as pa
-
     schema = batch.schema
     views = [number for number, field in enumerate(schema) if field.type in (pa.string_view(), pa.binary_view())]
     for number in views:
@@ -169,8 +158,6 @@ def _without_views(batch: "pa.RecordBatch") -> "pa.RecordBatch":
 
 def with_class_names(cells: Cells, name: str, classes: Sequence[str]) -> Cells:
     """Replace the numbers of classes in a column by their names; -1 is an empty cell."""
-    import pyarrow as pa
-
     column = cells.table[name].combine_chunks()
     if not pa.types.is_signed_integer(column.type):
         raise InputError(f"{cells.where}: column {name!r} holds {column.type}, and its metadata say numbers of classes")
@@ -189,9 +176,6 @@ def rows_of(cells: Cells, rows: NDArray[np.int64]) -> Cells:
 
 def number_cells(cells: Cells, name: str) -> NDArray[np.float64]:
     """Return a column of numbers, NaN where a cell is empty."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     column = cells.column(name, is_number=True)
     try:
         values: NDArray[np.float64] = pc.cast(column, pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
@@ -267,28 +251,19 @@ def _unknown(column: ColumnSpec, text: str) -> str:
     )
 
 
-def _positions(texts: "pa.Array", values: Sequence[str]) -> NDArray[np.int64]:
+def _positions(texts: pa.Array, values: Sequence[str]) -> NDArray[np.int64]:
     """The place of each text in ``values``, -1 where it is none of them or empty."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     places = pc.index_in(texts, pa.array(list(values), pa.string()), skip_nulls=True)
     return places.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def are_numbers(texts: "pa.Array") -> "pa.Array":
+def are_numbers(texts: pa.Array) -> pa.Array:
     """Say of each text whether it is a finite number, null where it is null."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     written = pc.match_substring_regex(texts, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
     return pc.and_(written, pc.is_finite(pc.cast(pc.if_else(written, texts, "0"), pa.float64())))
 
 
-def _csv(path: Path, delimiter: str) -> Iterator["pa.RecordBatch"]:
-    import pyarrow as pa
-    from pyarrow import csv
-
+def _csv(path: Path, delimiter: str) -> Iterator[pa.RecordBatch]:
     parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     with csv.open_csv(path, parse_options=parse) as reader:
         names = reader.schema.names
@@ -297,9 +272,7 @@ def _csv(path: Path, delimiter: str) -> Iterator["pa.RecordBatch"]:
         yield from reader
 
 
-def _parquet(path: Path) -> Iterator["pa.RecordBatch"]:
-    from pyarrow import parquet
-
+def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
     with parquet.ParquetFile(path) as file:
         yield from file.iter_batches()
 
@@ -307,8 +280,6 @@ def _parquet(path: Path) -> Iterator["pa.RecordBatch"]:
 @contextmanager
 def _in_one_line(path: Path, delimiter: str) -> Iterator[None]:
     """Arrow's errors as one line."""
-    import pyarrow as pa
-
     try:
         yield
     except FileNotFoundError:
@@ -326,8 +297,6 @@ def _in_one_line(path: Path, delimiter: str) -> Iterator[None]:
 
 def _hint(path: Path, delimiter: str) -> str:
     """What the first lines tell of a file that is no table."""
-    import pyarrow as pa
-
     with pa.input_stream(path) as file:
         start = file.read(_START)
     for magic, what in _MAGIC.items():

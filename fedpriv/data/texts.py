@@ -10,8 +10,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig
@@ -21,10 +23,6 @@ from fedpriv.data.chats import ASSISTANT, Turn, open_template, turns_of
 from fedpriv.data.files import PUBLIC_SEED, Arrays, Keys, check_memory
 from fedpriv.data.source import PARQUET, Place, SingleFile, named_parts
 from fedpriv.data.tokenizers import TextFacts, Tokenizer, labelled, next_tokens, open_tokenizer, tokenizer_files
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 SPLITS = ("train", "test")
 """Parts of a file with a column for them: training and test data, or private examples and questions."""
@@ -342,8 +340,6 @@ def arrays_of(
     part: TextSplit, labels: Mapping[str, str], config: CorpusConfig, root: Path, where: str, read_off: bool = False
 ) -> Arrays:
     """Return texts as tokens; ``read_off``: whether the labels are known from nothing but the texts."""
-    import numpy as np
-
     task = config.task or ("classify" if labels else "next")
     if not part.train or not part.test:
         raise InputError(f"{where}: {len(part.train)} training and {len(part.test)} test texts; expected both")
@@ -453,8 +449,6 @@ class _Made(NamedTuple):
         config: CorpusConfig,
         where: str,
     ) -> _Made:
-        import numpy as np
-
         numbers = {label: number for number, label in enumerate(labels)}
         strange = next((row.label for row in rows if row.label not in numbers), None)
         if strange is not None:
@@ -464,8 +458,6 @@ class _Made(NamedTuple):
 
     def drawn(self, count: int | None) -> _Made:
         """So many of them; the same for all experiments."""
-        import numpy as np
-
         if count is None or count >= len(self.x):
             return self
         from fedpriv.core.randomness import numpy_stream  # with torch

@@ -14,7 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from typing_extensions import TypeAliasType, override
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, one_line, optional
@@ -23,8 +25,6 @@ from fedpriv.core.npz import read_arrays, require_headers
 from fedpriv.data.chats import template_files
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 _OWN = ("<pad>", "<start>", "<end>")
@@ -231,7 +231,7 @@ def _public_words(path: Path) -> list[str]:
 NO_TARGET = -100
 """What stands where nothing is predicted; torch's cross entropy leaves it out."""
 
-Numbers = TypeAliasType("Numbers", "NDArray[np.int64]")
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +296,6 @@ def next_tokens(
     facts: TextFacts, texts: Sequence[str], owners: Sequence[int], length: int
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Return inputs (N, length), the token after each, (N, length), and whose a sequence is, (N,)."""
-    import numpy as np
     import torch
 
     mark, until = facts.mark, facts.until_mark
@@ -330,8 +329,6 @@ def _together(facts: TextFacts, texts: Sequence[str], owners: Sequence[int]) -> 
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int) -> Numbers:
-    import numpy as np
-
     tokens = np.full((len(rows), length), PAD, dtype=np.int64)
     for number, row in enumerate(rows):
         tokens[number, : len(row)] = row

@@ -9,18 +9,17 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.npz import DAMAGE
 from fedpriv.data.files import Arrays, check_memory, read_labels, read_npz
 from fedpriv.data.source import DatasetStatus, Place, Source
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Torchvision(Source):
@@ -125,8 +124,6 @@ class Torchvision(Source):
 
     @classmethod
     def _download(cls, root: Path) -> None:
-        from http.client import HTTPException  # here, because it brings ssl, and every command reads this file
-
         fetch = _torchvision_class(cls.fetcher)
         try:
             # torchvision prints what it tries; the outcome is all that matters here, and stdout belongs to results.
@@ -143,8 +140,6 @@ class PickledBatches(Torchvision):
     @override
     def read_folder(cls, folder: Path, memory: int) -> Arrays:
         """Read the batches by torchvision, which compares their MD5 sums before it unpickles them."""
-        import numpy as np
-
         read = _torchvision_class(cls.fetcher)
         try:
             train, test = (read(folder.parent, train=part, download=False) for part in (True, False))
@@ -161,8 +156,6 @@ class PickledBatches(Torchvision):
 
 def _joined(parts: Sequence[Arrays], paths: Sequence[Path]) -> Arrays:
     """Put the images of several files together, in their order; one file's are as they were."""
-    import numpy as np
-
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -223,8 +216,6 @@ class IdxFiles(Torchvision):
 
 def read_idx(path: Path) -> np.ndarray:
     """Read one idx file of unsigned bytes, gzipped or not; no more is unpacked than its header says."""
-    import numpy as np
-
     shape = read_idx_shape(path)
     offset, size = 4 + 4 * len(shape), math.prod(shape)
     content = _read_idx(path, offset + size + 1)
@@ -250,8 +241,6 @@ def _read_idx(path: Path, length: int) -> bytes:
 
 def _idx_shape(header: bytes, path: Path) -> tuple[int, ...]:
     """The header is two zero bytes, the type, the rank, and each size as a big-endian 32-bit number."""
-    import numpy as np
-
     rank = header[3] if len(header) >= 4 else 0
     if header[:3] != IDX_UINT8 or rank not in (1, 3) or len(header) < 4 + 4 * rank:
         raise InputError(f"{path}: not an idx file of unsigned bytes with 1 or 3 dimensions")

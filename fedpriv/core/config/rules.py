@@ -21,7 +21,8 @@ def with_usual_values(tree: Any) -> Any:
     """Return settings with the defaults that depend on other sections."""
     if not isinstance(tree, Mapping):
         return tree
-    if _said(tree, "data", "name") in text_sets() or _said(tree, "data", "text"):
+    data = _said(tree, "data", "name")
+    if (isinstance(data, str) and data in DATASETS and DATASETS[data].is_text) or _said(tree, "data", "text"):
         # Nothing attacks texts, unless an attack is named: that is refused afterwards.
         tree = _with_usual(tree, "adversary", {"attacks": []})
     mechanism = _said(tree, "mechanism", "name")

@@ -1,10 +1,14 @@
 """Optical digits, 8x8, which come with scikit-learn."""
 
+from typing import TYPE_CHECKING
+
 from typing_extensions import override
 
 from fedpriv.core.registry import DATASETS
-from fedpriv.data.files import Arrays, stratified
 from fedpriv.data.source import Packaged
+
+if TYPE_CHECKING:
+    from fedpriv.data.files import Arrays
 
 
 @DATASETS.register
@@ -19,9 +23,11 @@ class Digits(Packaged):
 
     @classmethod
     @override
-    def arrays(cls) -> Arrays:
+    def arrays(cls) -> "Arrays":
         import numpy as np
         from sklearn.datasets import load_digits  # a second to import, and only this data set needs it
+
+        from fedpriv.data.files import stratified
 
         digits = load_digits()
         images = np.rint(digits.images * (255 / 16)).astype(np.uint8)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, some_of
@@ -15,9 +16,6 @@ from fedpriv.data.files import Arrays
 from fedpriv.data.own import OwnFile, image_arrays
 from fedpriv.data.pictures import ENDINGS, read_pictures
 from fedpriv.data.source import Place, home, named_parts
-
-if TYPE_CHECKING:
-    import numpy as np
 
 CLIENT = "client"  # what data.key calls the level of folders above the classes
 # What data.owner calls a place that names the person whom a picture shows.

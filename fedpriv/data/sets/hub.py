@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.config.data import CorpusConfig, TableConfig
@@ -20,7 +21,6 @@ from fedpriv.data.source import Place, home, part_of, split_names
 from fedpriv.data.texts import Row, own_texts
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
     from fedpriv.data.schema import Schema

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line
@@ -106,8 +107,6 @@ def _share(path: Path, user: str, data: Any, place: Place) -> ClientExamples:
 
 def _images(x: list[Any], where: str) -> Any:
     """Images (n, H, W) or (n, H, W, C); lists of numbers are squares."""
-    import numpy as np
-
     try:
         values = np.array(x, dtype=np.float64)
     except (ValueError, TypeError) as error:

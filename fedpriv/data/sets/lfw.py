@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+import numpy as np
+from PIL import Image
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line
@@ -18,9 +19,6 @@ from fedpriv.core.npz import DAMAGE
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import PUBLIC_SEED, Arrays, read_labels, read_npz, stratified
 from fedpriv.data.torchvision_files import Torchvision
-
-if TYPE_CHECKING:
-    import numpy as np
 
 IMAGES_PER_PERSON = 14
 SIDE = 250  # of a deep-funneled picture, in pixels
@@ -42,8 +40,6 @@ class Faces(Torchvision):
     @classmethod
     @override
     def read_archive(cls, path: Path, memory: int) -> Arrays:
-        import numpy as np
-
         parts = read_npz(path, memory)
         images = np.concatenate([parts.x_train, parts.x_test])
         labels = np.concatenate([parts.y_train, parts.y_test]).astype(np.int64)
@@ -54,8 +50,6 @@ class Faces(Torchvision):
     @classmethod
     @override
     def count_archive(cls, path: Path, memory: int) -> int:
-        import numpy as np
-
         _, counts = np.unique(read_labels(path, memory), return_counts=True)  # of labels as large as they like
         return IMAGES_PER_PERSON * int((counts >= IMAGES_PER_PERSON).sum())
 
@@ -63,8 +57,6 @@ class Faces(Torchvision):
     @override
     def read_folder(cls, folder: Path, memory: int) -> Arrays:
         """Read 250x250 pictures, cut to their central 128x128 pixels and averaged over 4x4 blocks to 32x32."""
-        import numpy as np
-
         pictures = _pictures(folder)
         names = sorted(pictures)
         paths = [path for name in names for path in pictures[name]]
@@ -86,8 +78,6 @@ def _pictures(folder: Path) -> dict[str, list[Path]]:
 
 def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the chosen images, ascending, and the people they show, ascending."""
-    import numpy as np
-
     from fedpriv.core.randomness import numpy_stream
 
     people = np.flatnonzero(np.bincount(labels) >= IMAGES_PER_PERSON)
@@ -101,9 +91,6 @@ def _choose(labels: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reduced(path: Path) -> np.ndarray:
-    import numpy as np
-    from PIL import Image
-
     try:
         with Image.open(path) as picture:
             width, height = picture.size

@@ -7,6 +7,7 @@ pixels, black or white.
 
 from pathlib import Path
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.columns import ColumnSpec
@@ -33,8 +34,6 @@ class Location30(SingleFile):
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        import numpy as np
-
         path = cls.found(place)
         headers = _headers(path)
         check_memory(path, sum(4 * header.nbytes for header in headers.values()), place.memory)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError
@@ -23,9 +23,6 @@ from fedpriv.data.own import (
     with_people,
 )
 from fedpriv.data.source import Place, home
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # The names of MedMNIST's files, for those of IMAGE_ARRAYS.
 _MEDMNIST = dict(zip(IMAGE_ARRAYS, ("train_images", "train_labels", "test_images", "test_labels"), strict=True))

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from PIL import Image
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line, optional, reason_of
@@ -21,9 +23,6 @@ from fedpriv.data.own import ClientExamples, as_labels, image_shares
 from fedpriv.data.pictures import turned
 from fedpriv.data.sets.hub import HubTables, StoredTable, tables_of
 from fedpriv.data.source import Place, split_names
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _CLIENT = "client"  # what data.key calls the third part of a torch Dataset's examples
 
@@ -112,8 +111,6 @@ def _arrays(parts: Sequence[Any], place: Place) -> Arrays:
 
 def _shares(part: Any, place: Place) -> Iterator[ClientExamples]:
     """What each client has, in the order of the first example of each."""
-    import numpy as np
-
     held: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
     for row in range(len(part)):
         x, y, owner = _numbers(_example(part, row, place.path), f"{place.path}: example {row + 1:,}")
@@ -134,9 +131,6 @@ def _shares(part: Any, place: Place) -> Iterator[ClientExamples]:
 
 def _numbers(example: Any, where: str) -> tuple[np.ndarray, np.ndarray, str]:
     """Arrays of an example's tensor, or picture of Pillow, and of its label; and whose it is, or nothing."""
-    import numpy as np
-    from PIL import Image
-
     try:
         x, y, *owner = example
         pixels = np.asarray(turned(x) if isinstance(x, Image.Image) else x)
