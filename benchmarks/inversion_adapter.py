@@ -5,6 +5,7 @@ Usage: python inversion_adapter.py CASE.npz IMAGES.npz ATTACK STEPS[,STEPS...] S
 Each number of steps is a run of its own.
 """
 
+import math
 import sys
 import time
 from collections import OrderedDict
@@ -45,12 +46,13 @@ def lenet(parameters: dict[str, torch.Tensor]) -> nn.Sequential:
 
 
 def vit_tiny(parameters: dict[str, torch.Tensor]) -> nn.Module:
-    """timm's, for images of 32 pixels in patches of 4."""
+    """timm's."""
     import timm
 
     timm.layers.set_fused_attn(False)  # the fused one has no second derivative on a CPU
-    classes = len(parameters["head.bias"])
-    model: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=classes)
+    classes, patch = len(parameters["head.bias"]), parameters["patch_embed.proj.weight"].shape[-1]
+    side = patch * math.isqrt(parameters["pos_embed"].shape[1] - 1)
+    model: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=side, patch_size=patch, num_classes=classes)
     model.load_state_dict(parameters)
     return model
 

@@ -1,16 +1,17 @@
 """Seconds until a picture is recovered: ours and breaching's, of the same weights, images and gradients.
 
 breaching is installed into an environment of its own, FOLDER, unless it is there already. A case is an untrained
-network with a batch of CIFAR-10 as in :mod:`benchmarks.inversion` (``FEDPRIV_DATA``), ``NETWORK:IMAGES``, or
-torchvision's ResNet-18 with GroupNorm and one photograph of 128 pixels a side: by the seed scikit-learn's flower or
-china, or matplotlib's Grace Hopper.
+network with a batch, ``NETWORK:IMAGES[:SIDE]``: of CIFAR-10 as in :mod:`benchmarks.inversion` (``FEDPRIV_DATA``), or
+of photographs of SIDE pixels: scikit-learn's flower and china and matplotlib's Grace Hopper, then parts of them. The
+network is fedpriv's ConvNet or LeNet, timm's ViT-tiny (patches of 4 pixels for CIFAR-10, else of 16) or torchvision's
+ResNet-18 with GroupNorm.
 
 Nobody who attacks knows when to stop, so a time is that of a whole run: each way has runs of more and more steps, each
 with its schedule for so many, and the first whose last images reach a level (PSNR in dB on [0, 1], mean over the batch,
 matched one to one) gives the seconds of processor time. Ours are those that docs/attacks.md names for the network;
 "features" is ``iga_fast`` with one step after its features, else it has as many as on features. breaching has its
-presets ``invertinggradients`` and ``modern``. The better way of each side counts. A way ends where its next run would
-take more than ``--most`` seconds.
+presets ``invertinggradients`` and ``modern``. The better way of each side counts. The last run of a way takes about
+``--most`` seconds. The second table has the best images of each side within that time.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import center_crop
+from torchvision.transforms.functional import center_crop, five_crop
 
 from benchmarks.inversion import Gradient, figures, gradient_of, make_case, run_ours, runs_of_theirs
 from benchmarks.measure import options, save, show
@@ -37,16 +38,17 @@ from fedpriv.models.torchvision import TorchvisionSettings
 from studies.arguments import whole
 
 PACKAGES = ("breaching==0.1.2", "torch==2.15.0", "torchvision==0.29.2", "timm==1.0.31")
-SIDE, CLASSES = 128, 10
-GROWTH = 1.5  # of the steps from run to run
-FIRST_OURS, FIRST_THEIRS = 12, 40
+SMALL, CLASSES = 32, 10  # pixels a side of CIFAR-10
+PART = 0.6  # of a photograph's shorter side
+FIRST_OURS, FIRST_THEIRS, PILOT = 12, 40, 2
+VIT = "timm:vit_tiny_patch16_224"
 NETWORKS: dict[str, ModelSettings] = {
     "convnet": ConvnetSettings(),
     "lenet": LenetSettings(),
-    "vit_tiny": TimmSettings.model_validate({"name": "timm:vit_tiny_patch16_224", "arguments": {"patch_size": 4}}),
+    "vit_tiny": TimmSettings.model_validate({"name": VIT}),
+    "resnet18": TorchvisionSettings(name="torchvision:resnet18", norm="group"),
 }
-DEFAULT = (*(f"{network}:{images}" for network in NETWORKS for images in (1, 4, 8)), "resnet18")
-CASES = ("resnet18", *(f"{network}:{images}" for network in NETWORKS for images in range(1, CLASSES + 1)))
+DEFAULT = (*(f"{name}:{images}" for name in ("convnet", "lenet", "vit_tiny") for images in (1, 4, 8)), "resnet18:1:128")
 OURS = {
     "features": "iga_fast,feature_iterations={}",
     "iga_fast": "iga_fast,feature_iterations={}",
@@ -54,6 +56,8 @@ OURS = {
     "closed_form": "closed_form",
 }
 PRESETS = ("invertinggradients", "modern")
+AT_ONCE = ("closed_form",)  # ours without steps
+WORTH = 1.2  # times the steps of the last run, at least, for the next
 TOGETHER = 4  # runs of breaching in one process, which takes seconds to start
 
 Runs = Callable[[Sequence[int]], list[tuple[Tensor, float]]]
@@ -71,8 +75,25 @@ class Reached:
     ssim: float
 
 
-def resnet_case(seed: int) -> Gradient:
-    """The gradient of ResNet-18 for the middle of a photograph."""
+def case_of(name: str, seed: int) -> Gradient:
+    """The gradient of ``NETWORK:IMAGES[:SIDE]``."""
+    kind, images, *side = name.split(":")
+    network = NETWORKS[kind]
+    if not side:
+        if kind == "vit_tiny":
+            network = TimmSettings.model_validate({"name": VIT, "arguments": {"patch_size": 4}})
+        return make_case(int(images), seed, network)
+    pictures = torch.stack([photograph(seed * int(images) + number, int(side[0])) for number in range(int(images))])
+    labels = (3 + torch.arange(int(images))) % CLASSES
+    classes = tuple(map(str, range(CLASSES)))
+    dataset = Dataset(
+        "photographs", pictures, labels, pictures, labels, classes, (0.5,) * 3, (0.25,) * 3, "photographs"
+    )
+    return gradient_of(dataset, pictures, labels, network, seed)
+
+
+def photograph(number: int, side: int) -> Tensor:
+    """The middle of a photograph, and where there are no more their corners and middles: uint8 (3, side, side)."""
     from matplotlib.cbook import get_sample_data
     from matplotlib.image import imread
     from sklearn.datasets import load_sample_image
@@ -82,18 +103,17 @@ def resnet_case(seed: int) -> Gradient:
         partial(load_sample_image, "china.jpg"),
         lambda: imread(str(get_sample_data("grace_hopper.jpg", asfileobj=False))),
     )
-    made = torch.tensor(photographs[seed % len(photographs)]()).permute(2, 0, 1)
-    middle = center_crop(made, [min(made.shape[1:])] * 2)
-    picture = torch.nn.functional.interpolate(middle[None].float(), (SIDE, SIDE), mode="area").round().byte()
-    label = torch.tensor([3])
-    names = tuple(map(str, range(CLASSES)))
-    dataset = Dataset("photograph", picture, label, picture, label, names, (0.5,) * 3, (0.25,) * 3, "a photograph")
-    return gradient_of(dataset, picture, label, TorchvisionSettings(name="torchvision:resnet18", norm="group"), seed)
+    turn, which = divmod(number, len(photographs))
+    made = torch.tensor(photographs[which]()).permute(2, 0, 1)
+    least = min(made.shape[1:])
+    parts = (center_crop(made, [least] * 2), *five_crop(made, [int(PART * least)] * 2))
+    part = parts[turn % len(parts)][None].float()
+    return torch.nn.functional.interpolate(part, (side, side), mode="area").round().byte()[0]
 
 
 def ways_of(case: str) -> tuple[str, ...]:
     """Ours for the network and the number of images."""
-    network, _, count = case.partition(":")
+    network, count, *_ = case.split(":")
     if network == "lenet":
         return ("idlg",)
     return ("closed_form",) if (network, count) == ("vit_tiny", "1") else ("features", "iga_fast")
@@ -113,17 +133,30 @@ def ours(case: Gradient, way: str) -> Runs:
     return run
 
 
-def climb(case: Gradient, way: str, runs: Runs, first: int, together: int, most: float, best: float) -> list[Reached]:
-    """Runs of more and more steps, until one reaches ``best``."""
-    found: list[Reached] = []
-    while not found or (max(each.psnr for each in found) < best and found[-1].seconds * GROWTH <= most):
-        steps = [round(first * GROWTH ** (len(found) + number)) for number in range(together)]
-        if found:
-            steps = [each for each in steps if each * found[-1].seconds / found[-1].steps <= 1.05 * most]
-        for number, (images, seconds) in zip(steps, runs(steps), strict=True):
-            found.append(Reached(way, number, seconds, *figures(case, images)))
-            print(f"{len(case.images)} images: {found[-1]}", flush=True)
-    return found
+@dataclass(frozen=True)
+class Climb:
+    """Runs of more and more steps."""
+
+    first: int
+    growth: float
+    together: int
+    most: float  # seconds of a run
+
+    def __call__(self, case: Gradient, way: str, runs: Runs, best: float) -> list[Reached]:
+        """Go on until a run reaches ``best``; a run of few steps before tells how many are too many."""
+        ((_, pilot),) = runs([PILOT])
+        found: list[Reached] = []
+        made, a_step, first = 0, pilot / PILOT, self.first
+        while first:
+            affordable = max(1, int(self.most / a_step))
+            steps = {min(round(first * self.growth**number), affordable) for number in range(self.together)}
+            for number, (images, seconds) in zip(sorted(steps), runs(sorted(steps)), strict=True):
+                found.append(Reached(way, number, seconds, *figures(case, images)))
+                print(f"{len(case.images)} images: {found[-1]}", flush=True)
+            made, a_step = found[-1].steps, found[-1].seconds / found[-1].steps
+            ends = way in AT_ONCE or max(each.psnr for each in found) >= best or self.most / a_step < WORTH * made
+            first = 0 if ends else round(made * self.growth)
+        return found
 
 
 def fastest(runs: list[Reached], level: float) -> Reached | None:
@@ -145,8 +178,12 @@ def environment(folder: Path) -> str:
 
 
 def _case(name: str) -> str:
-    if name not in CASES:
-        raise argparse.ArgumentTypeError(f"{name}: allowed: resnet18, {'|'.join(NETWORKS)}:1 to {CLASSES}")
+    kind, *numbers = name.split(":")
+    images, side = (*numbers, str(SMALL))[:2] if len(numbers) in {1, 2} else ("", "")
+    given = images.isdecimal() and side.isdecimal()
+    if kind not in NETWORKS or not given or not 1 <= int(images) <= CLASSES or int(side) % SMALL or not int(side):
+        allowed = f"NETWORK:IMAGES[:SIDE], {'|'.join(NETWORKS)}, 1 to {CLASSES} images, sides of multiples of {SMALL}"
+        raise argparse.ArgumentTypeError(f"{name}: allowed: {allowed}")
     return name
 
 
@@ -154,8 +191,13 @@ def _text(reached: Reached | None) -> str:
     return "not reached" if reached is None else f"{reached.seconds:.1f} s ({reached.way}, {reached.steps})"
 
 
+def _quality(runs: list[Reached], most: float) -> str:
+    best = max((each for each in runs if each.seconds <= most), key=lambda each: each.psnr, default=None)
+    return "none" if best is None else f"{best.psnr:.1f} in {best.seconds:.1f} s ({best.way}, {best.steps})"
+
+
 def main() -> None:
-    """Measure and print a table."""
+    """Measure and print tables."""
     parser = options("inversion_time", __doc__)
     parser.add_argument("--environment", required=True, type=Path, help="folder of the environment with breaching")
     parser.add_argument("--cases", type=_case, nargs="+", default=list(DEFAULT), help="networks and batches")
@@ -163,27 +205,32 @@ def main() -> None:
     parser.add_argument("--levels", type=float, nargs="+", default=[20.0, 25.0, 30.0], help="PSNR in dB")
     parser.add_argument("--presets", choices=PRESETS, nargs="+", default=PRESETS, help="of breaching")
     parser.add_argument("--most", type=float, default=120.0, help="seconds that a run may take")
+    parser.add_argument("--growth", type=float, default=1.5, help="of the steps from run to run")
     with parser.parsed() as asked:
         torch.set_num_threads(1)
         python = environment(asked.environment.absolute())
-        rows, kept = [], []
+        rows, kept, qualities = [], [], []
+        mine, other = (
+            Climb(FIRST_OURS, asked.growth, 1, asked.most),
+            Climb(FIRST_THEIRS, asked.growth, TOGETHER, asked.most),
+        )
         for name in asked.cases:
             for seed in asked.seeds:
-                network, _, images = name.partition(":")
-                case = make_case(int(images), seed, NETWORKS[network]) if images else resnet_case(seed)
-                made = []
+                case = case_of(name, seed)
+                made: list[Reached] = []
                 for way in ways_of(name):
-                    ours(case, way)([2])  # what is done once a process
-                    made += climb(case, way, ours(case, way), FIRST_OURS, 1, asked.most, max(asked.levels))
+                    made += mine(case, way, ours(case, way), max(asked.levels))
+                theirs: list[Reached] = []
                 for preset in asked.presets:
-                    theirs = partial(runs_of_theirs, case, preset, python=python)
-                    made += climb(case, preset, theirs, FIRST_THEIRS, TOGETHER, asked.most, max(asked.levels))
-                kept += [{"case": name, "seed": seed, **vars(each)} for each in made]
-                for level in asked.levels:
-                    best, other = (
-                        fastest([each for each in made if (each.way in OURS) == mine], level) for mine in (True, False)
+                    theirs += other(
+                        case, preset, partial(runs_of_theirs, case, preset, python=python), max(asked.levels)
                     )
-                    ratio = "" if best is None or other is None else f"{best.seconds / other.seconds:.2f}"
-                    rows.append((name, seed, f"{level:g}", _text(best), _text(other), ratio))
+                kept += [{"case": name, "seed": seed, **vars(each)} for each in made + theirs]
+                for level in asked.levels:
+                    best, second = fastest(made, level), fastest(theirs, level)
+                    ratio = "" if best is None or second is None else f"{best.seconds / second.seconds:.2f}"
+                    rows.append((name, seed, f"{level:g}", _text(best), _text(second), ratio))
+                qualities.append((name, seed, *(_quality(each, 1.05 * asked.most) for each in (made, theirs))))
         show(("case", "seed", "dB", "ours", "breaching", "ratio"), rows, words=1)
+        show(("case", "seed", "ours, dB", "breaching, dB"), qualities, words=1)
         save(asked.json, runs=kept)

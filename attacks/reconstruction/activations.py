@@ -1,6 +1,7 @@
-"""What a convolution got of a single example, from the gradients of weights: in closed form, then by recursion."""
+"""Inputs of a convolution from the gradients of weights: in closed form, then of a single example by recursion."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,43 +18,53 @@ from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied, until_the_end
 
-# What a convolution got of one example, from the gradients of weights alone, up to a factor.
+# What a convolution got of each example, from the gradients of weights alone, up to a factor.
 #
-# The gradient of a convolution with fewer positions than channels has a rank of as many as there are positions, and its
-# rows span the patches of the input. Patches overlap, and those at the border hold zeros: with a stride of 1, one input
-# alone fits. With a larger stride its shifts fit too. Which of their sums it was, the input of the next convolution
-# tells, since normalisation and bias change a channel by a factor and a summand, and ReLU leaves what is positive.
-# Nothing is searched for: both steps are eigenvectors, and a gap between eigenvalues proves that there is no other.
+# The gradient of a convolution with fewer positions than channels, those of all examples together, has a rank of as
+# many as there are positions, and its rows span the patches of the inputs. Patches overlap, and those at the border
+# hold zeros: with a stride of 1, the inputs and their sums alone fit. Inputs that a ReLU gave have many zeros and
+# nothing negative, which sums with weights of both signs have not: that tells the examples apart. With a larger stride
+# the inputs' shifts fit too. Which of their sums it was, the input of the next convolution tells, since normalisation
+# and bias change a channel by a factor and a summand, and ReLU leaves what is positive. All but the search for zeros
+# are eigenvectors, and a gap between eigenvalues proves that there is no other.
 
 
 RANK = 1e-4  # of the least singular value of the patches: what is below comes from rounding
 FITS = 1e-4  # share of an input's patches that may lie outside their span
 APART = 1e-3  # the best of all sums explains so much better than the next
-VECTORS = 6  # of the inputs that fit, whose shifts span them all
-MOST = 256  # positions; the search is in a space of their square
+VECTORS = 6  # of the inputs that fit, whose shifts span them all; of several examples two each and these
+MOST = 256  # positions of an example; the search is in a space of their square
 EXACT = 1e-9  # of these searches: what is found below starts from it
+BLOCKS = 300  # steps of a search for several vectors at once
+TURNS, DRAWS = 20, 200  # of the search for zeros, and its starts in each
+SPARSER, NUMBERS = 30, 1000  # its steps, and how many numbers it looks at
+POWER = 0.5  # of absolute values, whose sum it makes small
+ZERO, NEARLY = 1e-3, 1e-2  # of the root mean square: what counts as zero to the search, and in the end
+BELOW = 1e-3  # of the largest number: what is negative by less comes from rounding
+MANY = 0.75  # of the zeros of what has most of them
+SAME = 0.999  # cosine of what two starts found that is one input
 POSITIVE = 1e-3  # of the largest number: what is above did pass a ReLU
 
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """What a convolution got, up to a factor."""
+    """What a convolution got of each example, each up to a factor, in any order."""
 
     layer: str  # its name
-    values: Tensor  # (C, H, W), float64 on the CPU
+    values: Tensor  # (B, C, H, W), float64 on the CPU
 
     @property
-    def apart(self) -> float:
-        """The share of its square that is not that of its channels' means."""
-        return float(
-            (self.values - self.values.mean(dim=(1, 2), keepdim=True)).square().sum() / self.values.square().sum()
-        )
+    def apart(self) -> Tensor:
+        """The share of the squares (B,) that is not that of the channels' means."""
+        differences = self.values - self.values.mean(dim=(2, 3), keepdim=True)
+        return differences.flatten(1).square().sum(dim=1) / self.values.flatten(1).square().sum(dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class _Called:
     """A convolution as the network calls it."""
 
+    examples: int
     name: str
     layer: nn.Conv2d
     given: torch.Size  # (C, H, W)
@@ -63,15 +74,15 @@ class _Called:
 
 def read_activation(scene: Scene, victim: Victim) -> Activation | None:
     """Return what the first convolution got of which that can be told; ``None``: of none."""
-    if victim.model.examples != 1 or victim.model.training is not None or max(victim.noise.variances, default=0.0):
+    if victim.model.training is not None or max(victim.noise.variances, default=0.0) or victim.pool:
         return None
     calls = _calls(scene, victim)
     for number, call in enumerate(calls):
         found = _inputs(call)
-        if found is not None and len(found) > 1:
+        if found is not None and max(call.layer.stride) > 1:
             found = _chosen(call, found, calls[number + 1 :])
         if found is not None:
-            return Activation(call.name, found[0])
+            return Activation(call.name, found)
     return None
 
 
@@ -91,7 +102,8 @@ def _calls(scene: Scene, victim: Victim) -> list[_Called]:
     calls: list[_Called] = []
 
     def write(name: str, layer: nn.Conv2d, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        calls.append(_Called(name, layer, inputs[0].shape[1:], output.shape[1:], victim.gradient[f"{name}.weight"]))
+        gradient = victim.gradient[f"{name}.weight"]
+        calls.append(_Called(victim.model.examples, name, layer, inputs[0].shape[1:], output.shape[1:], gradient))
 
     handles = [
         layer.register_forward_hook(partial(write, name))
@@ -105,42 +117,88 @@ def _calls(scene: Scene, victim: Victim) -> list[_Called]:
 
 
 def _inputs(call: _Called) -> Tensor | None:
-    """An orthonormal basis (K, C, H, W) of the inputs whose patches the gradient's rows span."""
-    from scipy.sparse.linalg import LinearOperator, eigsh
+    """The inputs (B, C, H, W) whose patches the gradient's rows span; with a stride, a basis of those that do."""
+    from scipy.sparse.linalg import LinearOperator, eigsh, lobpcg
 
     matrix, positions = call.gradient.flatten(1).cpu().double(), call.made[1:].numel()
-    if not 1 < positions < min(*matrix.shape, MOST + 1):
+    rank = call.examples * positions
+    if not 1 < positions <= MOST or rank >= min(matrix.shape):
         return None
     _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
-    if values[positions] > RANK * values[positions - 1]:
+    if values[rank] > RANK * values[rank - 1]:
         return None
-    span, patches = rows[:positions], _patches(call.layer)
+    span, patches = rows[:rank], _patches(call.layer)
     ones = torch.ones(1, *call.given, dtype=torch.float64)
     shared = F.fold(F.unfold(ones, **patches), call.given[1:], **patches).clamp(min=1)
 
-    def image(mixing: Tensor) -> Tensor:
-        return F.fold((mixing @ span).mT[None], call.given[1:], **patches) / shared
+    def made(mixings: np.ndarray) -> Tensor:
+        """The images (K, C, H, W) of columns."""
+        mixed = torch.from_numpy(np.ascontiguousarray(mixings.T, dtype=np.float64)).view(-1, positions, rank)
+        return F.fold((mixed @ span).mT, call.given[1:], **patches) / shared
 
-    def nearest(mixing: np.ndarray) -> np.ndarray:
+    def nearest(mixings: np.ndarray) -> np.ndarray:
         """The patches of an image are those that agree where they overlap."""
-        mixed = torch.from_numpy(mixing).view(positions, positions)
-        agreed: Tensor = F.unfold(image(mixed), **patches)[0].mT @ span.mT
-        return np.asarray(agreed.flatten())
+        agreed: Tensor = (F.unfold(made(mixings), **patches).mT @ span.mT).flatten(1)
+        return np.asarray(agreed.mT).reshape(mixings.shape)
 
-    strided = max(call.layer.stride) > 1
-    operator = LinearOperator((positions**2,) * 2, matvec=nearest, dtype=np.float64)
-    begin = np.random.default_rng(0).standard_normal(positions**2)
-    fits, mixings = eigsh(operator, k=VECTORS if strided else 2, which="LA", v0=begin, tol=EXACT)
-    images = [
-        image(torch.from_numpy(mixing.copy()).view(positions, positions)) for mixing in mixings.T[fits > 1 - FITS]
-    ]
-    if not images or (not strided and len(images) > 1):
+    size, strided = positions * rank, max(call.layer.stride) > 1
+    operator = LinearOperator((size, size), matvec=nearest, matmat=nearest, dtype=np.float64)
+    draws = np.random.default_rng(0)
+    if call.examples == 1:
+        fits, mixings = eigsh(
+            operator, k=VECTORS if strided else 2, which="LA", v0=draws.standard_normal(size), tol=EXACT
+        )
+    else:
+        count = min(2 * call.examples + VECTORS, rank) if strided else call.examples + 1
+        with warnings.catch_warnings(action="ignore"):  # how far it came shows in what fits
+            fits, mixings = lobpcg(operator, draws.standard_normal((size, count)), tol=EXACT, maxiter=BLOCKS)
+    images = made(mixings[:, fits > 1 - FITS])
+    if strided:
+        return _shifts(images, call) if len(images) else None
+    if len(images) != call.examples:
         return None
-    return torch.cat(images) if not strided else _shifts(torch.cat(images), call)
+    return images if call.examples == 1 else _told_apart(images)
+
+
+def _told_apart(images: Tensor) -> Tensor | None:
+    """What a ReLU gave, of whose sums (B, C, H, W) are a basis, in any order; ``None``: the zeros do not tell."""
+    basis = torch.linalg.qr(images.flatten(1).mT).Q
+    basis = basis / basis.square().mean().sqrt()
+    generator = torch.Generator().manual_seed(START)
+    found = basis.new_zeros(0, len(basis))
+    for _ in range(TURNS):
+        for made in _sparse(basis, generator):
+            if not bool((found @ made > SAME).any()):
+                found = torch.cat([found, made[None]])
+        # Sums that are nowhere negative by chance have zeros where several examples have, which are fewer.
+        zeros = (found < BELOW * found.amax(dim=1, keepdim=True)).sum(dim=1)
+        found = found[zeros > MANY * zeros.max()] if len(found) else found
+        if len(found) >= len(images):
+            break
+    return found.view_as(images) if len(found) == len(images) else None
+
+
+def _sparse(basis: Tensor, generator: torch.Generator) -> Tensor:
+    """Sums of the columns of a basis (P, B) with many zeros and nothing negative: (n, P), of length 1."""
+    some = basis[torch.randperm(len(basis), generator=generator)[:NUMBERS]]
+    mixings = torch.randn(DRAWS, basis.shape[1], dtype=basis.dtype, generator=generator)
+    mixings = mixings / mixings.norm(dim=1, keepdim=True)
+    for step in range(SPARSER):  # least squares, with weights that become those of the power
+        least = ZERO ** (step / (SPARSER - 1))
+        mixings = _least(some, ((mixings @ some.mT).square() + least**2) ** (POWER / 2 - 1))
+    made = _least(basis, ((mixings @ basis.mT).abs() < NEARLY).double()) @ basis.mT
+    made = made * made.sum(dim=1, keepdim=True).sign()
+    made = made[made.min(dim=1).values > -BELOW * made.max(dim=1).values]
+    return made / made.norm(dim=1, keepdim=True)
+
+
+def _least(basis: Tensor, weights: Tensor) -> Tensor:
+    """The weights of columns (n, B), of length 1, whose sums have the least squares, given weights of squares."""
+    return torch.linalg.eigh((weights[:, None] * basis.mT) @ basis).eigenvectors[:, :, 0]
 
 
 def _shifts(images: Tensor, call: _Called) -> Tensor:
-    """An orthonormal basis of the images and their shifts by strides, one for each position."""
+    """An orthonormal basis of the images and their shifts by strides, one for each position of an example."""
     (height, width), (down, across) = call.given[1:], call.layer.stride
     shifted = torch.cat([
         F.pad(images, (left, 0, top, 0))[:, :, :height, :width]
@@ -148,29 +206,35 @@ def _shifts(images: Tensor, call: _Called) -> Tensor:
         for left in range(0, width, across)
     ]).flatten(1)  # fmt: skip
     squares, mixings = torch.linalg.eigh(shifted @ shifted.mT)
-    kept = slice(-call.made[1:].numel(), None)
+    kept = slice(-call.examples * call.made[1:].numel(), None)
     basis = torch.linalg.qr(shifted.mT @ (mixings[:, kept] / squares[kept].sqrt())).Q
     return basis.mT.unflatten(1, call.given)
 
 
 def _chosen(call: _Called, basis: Tensor, later: Sequence[_Called]) -> Tensor | None:
-    """The one sum of a basis that the input of the next convolution goes with."""
+    """The sums (B, C, H, W) of a basis that the inputs of the next convolution go with."""
     following = next((other for other in later if other.given == call.made), None)
-    found = None if following is None else _inputs(following)
-    if found is None or len(found) != 1:
+    found = None if following is None or max(following.layer.stride) > 1 else _inputs(following)
+    if found is None:
         return None
-    wanted = (found[0] * found.sum().sign()).flatten(1)[:, :, None]  # (channels, positions, 1)
-    passed = (wanted > POSITIVE * wanted.max()).double()
     made = F.conv2d(basis, call.layer.weight.cpu().double(), None, call.layer.stride, call.layer.padding)
+    chosen = [_goes_with(each, made) for each in found]
+    if any(mixing is None for mixing in chosen):
+        return None
+    return torch.einsum("bk,kchw->bchw", torch.stack([mixing for mixing in chosen if mixing is not None]), basis)
+
+
+def _goes_with(found: Tensor, made: Tensor) -> Tensor | None:
+    """The weights (K,) with which a convolution's results (K, C, H, W) become the next one's input (C, H, W)."""
+    wanted = (found * found.sum().sign()).flatten(1)[:, :, None]  # (channels, positions, 1)
+    passed = (wanted > POSITIVE * wanted.max()).double()
     made = made.flatten(2).permute(1, 2, 0) * passed
     # What a factor and a summand for each channel explain is taken off; the rest is zero for the sum in question.
     known = torch.cat([wanted * passed, passed], dim=2)
     along = known.mT @ made
     left = (made.mT @ made - along.mT @ torch.linalg.pinv(known.mT @ known, hermitian=True) @ along).sum(dim=0)
     misfits, mixings = torch.linalg.eigh(left)
-    if misfits[0] > APART * misfits[1]:
-        return None
-    return torch.einsum("k,kchw->chw", mixings[:, 0], basis)[None]
+    return None if misfits[0] > APART * misfits[1] else mixings[:, 0]
 
 
 # What earlier convolutions got, once a later one's input is known, layer by layer (R-GAP: Zhu and Blaschko 2021).
@@ -321,12 +385,14 @@ class _Replay:
 
 
 def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor) -> Activation:
-    """Return what the first convolution got of which that follows from what a later one got."""
+    """Return what the first convolution got of a single example, if that follows from what a later one got."""
+    if len(found.values) > 1:
+        return found
     replay = _Replay(scene, victim, labels)
     run, _ = replay.run()
     if found.layer not in run.fed:
         return found
-    base, values = run.fed[found.layer], found.values[None] * found.values.sum().sign()
+    base, values = run.fed[found.layer], found.values * found.values.sum().sign()
     values = values / values.square().mean().sqrt()
     replay.know(base, _passed(values, -values.min() / LEAST, NOISE))
     replay.know(base, replay.known[base])  # norms' epsilon counts
@@ -344,7 +410,7 @@ def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor) ->
             break
         replay.know(number, read)
         layer = next(name for name, source in run.fed.items() if source == number)
-        found = Activation(layer, replay.known[number][0])
+        found = Activation(layer, replay.known[number])
     return found
 
 
@@ -413,6 +479,9 @@ def _refined(parts: Sequence[_Part], inputs: Tensor) -> Tensor | None:
     return inputs.relu() if misfits(inputs).norm() < CLOSE else None
 
 
+TYPICAL, FARTHEST = 0.7, 6.0  # mean square of an image on the scale of the network's input, and the factor it may have
+
+
 @dataclass(frozen=True, eq=False)
 class Contrast:
     """What tells how strong an image is where a first convolution without bias before a GroupNorm hides it.
@@ -428,11 +497,27 @@ class Contrast:
     inner: Tensor  # (groups,), products of the convolution's weights and their gradients
     whole: Tensor  # (groups,), the same of the norm's
 
-    def restored(self, images: Tensor) -> Tensor:
-        """Return images (1, C, H, W) with the contrast that fits the gradient best."""
+    norm: str  # its name
+
+    def restored(self, images: Tensor, wholes: Tensor | None = None) -> Tensor:
+        """Return images (B, C, H, W) with the contrasts that fit the gradient best.
+
+        ``wholes``, (B, groups), are the examples' shares of ``whole``; of a single example it is known.
+        """
         with torch.no_grad():
             made = F.conv2d(images.double(), self.weight, None, self.first.stride, self.first.padding)
-        parts = self.inner * made.view(self.groups, -1).var(dim=1, unbiased=False)
+        variances = made.unflatten(1, (self.groups, -1)).flatten(2).var(dim=2, unbiased=False)
+        if wholes is not None:
+            # Next to variances epsilon is left out: what is told is linear in the contrasts' inverse squares. Their
+            # prior counts as much as what the shares leave unexplained: they are those of images nearly as these.
+            sizes = images.flatten(1).double().square().mean(dim=1) / TYPICAL
+            shares = (self.epsilon * wholes / variances.clamp(min=1e-30)).mT * sizes
+            left = self.inner - shares @ torch.linalg.lstsq(shares, self.inner[:, None]).solution[:, 0]
+            noise = left.square().sum() / max(len(shares) - len(images), 1) * torch.eye(len(images)).double()
+            inverse = torch.linalg.solve(shares.mT @ shares + noise, shares.mT @ self.inner + noise.sum(dim=0))
+            inverse = (inverse.clamp(1 / FARTHEST, FARTHEST) * sizes).to(images)
+            return images / inverse.sqrt()[:, None, None, None]
+        parts = self.inner * variances[0]
         told = float(parts @ parts)
         if told == 0:  # an image of one colour
             return images
@@ -446,10 +531,11 @@ def read_contrast(network: Network, parameters: Vector, gradient: Vector) -> Con
     (first, convolution), (second, norm) = layers[:2] if len(layers) > 1 else [("", None)] * 2
     if not isinstance(convolution, nn.Conv2d) or convolution.bias is not None or not isinstance(norm, nn.GroupNorm):
         return None
-    products = (
+    inner, whole = (
         (parameters[f"{name}.weight"].detach().double() * gradient[f"{name}.weight"])
         .view(norm.num_groups, -1)
         .sum(dim=1)
         for name in (first, second)
     )
-    return Contrast(convolution, parameters[f"{first}.weight"].detach().double(), norm.num_groups, norm.eps, *products)
+    weight = parameters[f"{first}.weight"].detach().double()
+    return Contrast(convolution, weight, norm.num_groups, norm.eps, inner, whole, second)

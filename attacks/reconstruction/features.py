@@ -2,8 +2,8 @@
 
 The objective is the squared distance of features, each on its own scale, plus a prior of images. L-BFGS minimises it
 in coordinates in which the pixels of photographs are independent, which finds the coarse parts. Then signed Adam goes
-on in pixels, with a total variation that falls. The label of each image is known from the same layer. The features of
-a single example may be what an earlier convolution got, which says more.
+on in pixels, with a total variation that falls. The label of each image is known from the same layer. The features
+may be what an earlier convolution got, which says more.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.activations import deepened, read_activation, read_contrast
+from fedpriv.attacks.reconstruction.activations import TYPICAL, Contrast, deepened, read_activation, read_contrast
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, plain_gradients, twice_differentiable
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
 from fedpriv.attacks.reconstruction.first_layer.closed_form import find_patch_table
@@ -169,12 +169,12 @@ def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -
     inner = read_activation(scene, victim)
     if inner is not None:
         inner = deepened(scene, victim, inner, features.labels)
-    wanted = (features.values if inner is None else inner.values.flatten()[None]).to(scene.mean)
+    wanted = (features.values if inner is None else inner.values.flatten(1)).to(scene.mean)
     layer = features.layer if inner is None else inner.layer
     count = len(wanted)
     sizes = wanted.square().mean(dim=1).clamp(min=1e-30)
-    hidden = None if inner is None else read_contrast(scene.network, victim.parameters, victim.gradient)
-    restored = scene.box if hidden is None else lambda images: scene.box(hidden.restored(images))
+    apart = sizes if inner is None else inner.apart.to(wanted)
+    hidden = read_contrast(scene.network, victim.parameters, victim.gradient)
     begin = torch.zeros(count, *scene.shape)
     if hidden is not None:
         begin = FAINT * torch.randn(begin.shape, generator=torch.Generator().manual_seed(SEED))
@@ -184,11 +184,48 @@ def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -
         made = given(images)
         if inner is None:
             return (made - wanted[index]).square().mean(dim=1) / sizes[index]
-        return (1 - F.cosine_similarity(made, wanted, dim=1).square()) / inner.apart
+        return (1 - F.cosine_similarity(made, wanted[index], dim=1).square()) / apart[index]
+
+    def restored(images: Tensor, *, coarse: bool = False) -> Tensor:
+        if hidden is not None and count == 1:
+            images = hidden.restored(images)
+        elif hidden is not None and coarse:
+            images = TYPICAL**0.5 * images
+        elif hidden is not None:
+            images = hidden.restored(images, _wholes(scene, victim, hidden, images, order(images)))
+        return scene.box(images)
+
+    def order(images: Tensor) -> Tensor:
+        """The label of each image."""
+        return features.labels if inner is None else _labels_of(scene, victim, features, images)
 
     first = min(iterations, COARSE + iterations // 3)
-    coarse = restored(_coarse(scene, begin.to(scene.mean), distances, first, hidden is not None))
-    return Start(restored(_sharpened(scene, coarse, distances, iterations - first)), features.labels)
+    coarse = restored(_coarse(scene, begin.to(scene.mean), distances, first, hidden is not None), coarse=True)
+    images = restored(_sharpened(scene, coarse, distances, iterations - first))
+    return Start(images, order(images))
+
+
+def _labels_of(scene: Scene, victim: Victim, features: Features, images: Tensor) -> Tensor:
+    """The labels of images in any order, by the features they are nearest to."""
+    from scipy.optimize import linear_sum_assignment
+
+    made = _layer_inputs(scene.network, victim.parameters, features.layer)(images).detach().double().cpu()
+    _, columns = linear_sum_assignment(torch.cdist(made, features.values).numpy())
+    return features.labels[torch.from_numpy(columns).to(features.labels.device)]
+
+
+def _wholes(scene: Scene, victim: Victim, hidden: Contrast, images: Tensor, labels: Tensor) -> Tensor:
+    """Each example's share of what the gradient of the first norm tells, as of these images: (B, groups)."""
+    name = f"{hidden.norm}.weight"
+    fixed = {key: value.detach() for key, value in victim.parameters.items()}
+    shares = []
+    for image, label in zip(images, F.one_hot(labels, scene.classes).to(scene.mean), strict=True):
+        with torch.enable_grad():
+            weight = fixed[name].clone().requires_grad_()
+            loss = scene.network.loss(fixed | {name: weight}, image[None], label[None])
+            (gradient,) = torch.autograd.grad(loss, weight)
+        shares.append((gradient * weight.detach()).double().view(hidden.groups, -1).sum(dim=1) / len(images))
+    return torch.stack(shares).cpu()
 
 
 Distances = Callable[[Tensor, Tensor | slice], Tensor]
@@ -200,7 +237,7 @@ def _coarse(scene: Scene, begin: Tensor, distances: Distances, iterations: int, 
 
     def images_at(points: Tensor) -> Tensor:
         images = coordinates.images(points.unflatten(1, scene.shape))
-        return images / images.square().mean().sqrt() if one_length else images
+        return images / images.square().mean(dim=(1, 2, 3), keepdim=True).sqrt() if one_length else images
 
     def losses(points: Tensor, index: Tensor) -> Tensor:
         return distances(images_at(points), index) + PRIOR * points.square().mean(dim=1)

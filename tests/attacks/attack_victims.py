@@ -97,16 +97,16 @@ def errors(images: Sequence[Tensor], truth: Tensor) -> Tensor:
 class Patches(nn.Module):
     """A small vision transformer: kernels of patches, a table of positions, attention, a last layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.patches, self.positions = nn.Conv2d(1, 32, 2, 2), nn.Parameter(torch.randn(1, 17, 32))
-        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-        self.output = nn.Linear(32, 10)
+        self.patches, self.positions = nn.Conv2d(1, width, 2, 2), nn.Parameter(torch.randn(1, 17, width))
+        self.block = nn.TransformerEncoderLayer(width, width // 8, 64, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         made = self.patches(images).flatten(2).mT
-        made = torch.cat([made.new_zeros(len(made), 1, 32), made], dim=1) + self.positions
+        made = torch.cat([made.new_zeros(len(made), 1, made.shape[2]), made], dim=1) + self.positions
         return self.output(self.block(made).mean(dim=1))
 
 

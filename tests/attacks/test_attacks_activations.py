@@ -71,7 +71,20 @@ def test_from_what_one_convolution_got_follows_what_earlier_ones_got(channels: i
     assert cosine > 0.99
 
 
-def test_of_two_examples_it_says_nothing() -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_inputs_of_three_examples_are_told_apart_by_their_zeros(stride: int) -> None:
+    torch.manual_seed(5)
+    first = [nn.Conv2d(1, 24, 3, padding=1, stride=3 - stride, bias=False), nn.GroupNorm(2, 24), nn.ReLU()]
+    second = [nn.Conv2d(24, 64, 3, padding=1, stride=stride), nn.GroupNorm(4, 64), nn.ReLU()]
+    behind = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10)]
+    found, truth = read(nn.Sequential(*first, *second, *behind), [3, 4, 5])
+    assert found is not None and found.layer == "3"
+    cosines = F.cosine_similarity(found.values.flatten(1)[:, None], truth.flatten(1)[None], dim=2).abs()
+    assert sorted(cosines.argmax(dim=1).tolist()) == [0, 1, 2]
+    assert float(cosines.max(dim=1).values.min()) > 1 - 1e-4
+
+
+def test_of_more_positions_than_channels_it_says_nothing() -> None:
     assert read(network(1, True), [3, 4])[0] is None
 
 

@@ -131,10 +131,14 @@ def test_closed_form_reads_the_image_of_a_vision_transformer_that_nobody_changed
     (found,) = run_attack(AttackJob("closed_form", [observe(Patches(), images[:1], labels[:1])], Patches(), CLOSED, 0))
     assert float((found.images - images[:1]).square().mean()) < 1e-8
     assert found.labels.tolist() == [8]
-    noisy = observe(Patches(), images[:1], labels[:1], mechanism={"name": "gaussian", "sigma": 1e-3})
-    for heard in (noisy, observe(Patches(), images, labels)):
+    few = Patches(15)  # channels, one fewer than patches
+    (found,) = run_attack(AttackJob("closed_form", [observe(few, images[:1], labels[:1])], few, CLOSED, 0))
+    assert float((found.images - images[:1]).square().mean()) < 0.01 and "1 of 16 sums of patches" in found.note
+    noise = {"name": "gaussian", "sigma": 1e-3}
+    for model, rows, mechanism in ((Patches(), 1, noise), (few, 1, noise), (Patches(), 2, {"name": "none"})):
+        heard = observe(model, images[:rows], labels[:rows], mechanism=mechanism)
         with pytest.raises(AttackRefused, match="multiplies the image itself"):
-            run_attack(AttackJob("closed_form", [heard], Patches(), CLOSED, 0))
+            run_attack(AttackJob("closed_form", [heard], model, CLOSED, 0))
 
 
 def test_two_records_of_a_class_are_never_certified() -> None:

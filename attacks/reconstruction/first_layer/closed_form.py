@@ -286,7 +286,7 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> LayerReadin
         patches = read_patches(scene, victim) if lone else None
         if patches is None or patches.misfit > SOLVED:
             raise AttackRefused(_without_layer(scene, victim))
-        return LayerReading(scene.box(patches.image[None]), None)
+        return LayerReading(scene.box(patches.image[None]), None, patches.note)
     if victim.model.training is not None and victim.model.training.optimizer == "adam":
         raise AttackRefused("closed_form reads sums of gradients; Adam's steps are none")
     if victim.in_small_blocks:
@@ -312,10 +312,13 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> LayerReadin
 
 
 # The one image of a vision transformer: the gradient of its table of positions is the error of each patch, and that of
-# the patches' kernels the sum of products of errors and patches. With fewer patches than channels that can be solved.
+# the patches' kernels the sum of products of errors and patches. With fewer patches than channels that can be solved;
+# with a few more, a few sums of patches are not told and taken for those of an image of the data's mean.
 
 
-ROUNDING = 1e-6  # of features, relative to their root mean square
+ROUNDING = 1e-6  # of features, relative to their root mean square, and of errors, relative to their largest direction
+ENOUGH = 0.9  # of the sums of patches have to be told
+UNTOLD = "{} of {} sums of patches are not told by the gradient; they are left at the data's mean"
 SOLVED = 1e-5  # misfit of linear equations of float32 numbers that have a solution
 
 
@@ -326,6 +329,7 @@ class Patched:
     image: Tensor  # (C, H, W)
     misfit: float  # the share of the kernels' gradient that it leaves
     error: float  # what that and rounding can change of it, on the scale of the network's input
+    note: str = ""  # what the gradient does not tell
 
 
 @dataclass(frozen=True)
@@ -360,17 +364,23 @@ def find_patch_table(scene: Scene, victim: Victim) -> PatchTable | None:
 def read_patches(scene: Scene, victim: Victim) -> Patched | None:
     """The image from the gradients of a table of positions and of the patches' kernels; ``None``: there are none."""
     found = find_patch_table(scene, victim)
-    if found is None or found.count >= victim.gradient[found.table].shape[2]:
+    if found is None:
         return None
     errors = victim.gradient[found.table].double()[0, -found.count :].mT
     products = victim.gradient[found.kernels].double().flatten(1)
-    patches = torch.linalg.lstsq(errors, products).solution
-    least, largest = torch.linalg.svdvals(errors)[[-1, 0]].tolist()
+    left, sizes, right = torch.linalg.svd(errors, full_matrices=False)
+    told = int((sizes > ROUNDING * sizes[0]).sum())
+    noisy = max(victim.noise.variances, default=0.0) > 0
+    if told < ENOUGH * found.count or (noisy and told == len(errors)):  # equations that always have a solution
+        return None
+    patches = right[:told].mT @ ((left[:, :told].mT @ products) / sizes[:told, None])
     missing = float((errors @ patches - products).square().mean().sqrt())
-    rounded = ROUNDING * largest * float(patches.square().mean().sqrt())
+    rounded = ROUNDING * float(sizes[0]) * float(patches.square().mean().sqrt())
     image = nn.functional.fold(patches.mT, scene.shape[1:], found.size, stride=found.size).to(scene.mean)
     misfit = missing / max(float(products.square().mean().sqrt()), 1e-300)
-    return Patched(image, misfit, (missing * len(products) ** 0.5 + rounded) / max(least, 1e-300))
+    if told < found.count:
+        return Patched(image, misfit, math.inf, UNTOLD.format(found.count - told, found.count))
+    return Patched(image, misfit, (missing * len(products) ** 0.5 + rounded) / max(float(sizes[-1]), 1e-300))
 
 
 def _without_layer(scene: Scene, victim: Victim) -> str:
