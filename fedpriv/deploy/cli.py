@@ -4,6 +4,7 @@ For containers and several machines: ``prepare | admit | gateway | warm``.
 """
 
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -81,8 +82,12 @@ def up(
     """Start SuperLink, SuperNodes and their executors on this machine, and wait until they are connected."""
     from fedpriv.deploy.up import up as start
 
+    named = [name for name in gpus.split(",") if name]
+    # CUDA shows none from the first name on that it does not know, and the apps would train on the CPU.
+    if not all(name.isdecimal() or name.startswith(("GPU-", "MIG-")) for name in named):
+        raise InputError(key="--gpus", given=gpus, allowed="expected numbers or UUIDs of GPUs, such as 0,1")
     _warn(insecure)
-    record = start(folder, nodes, port, insecure, _teller(quiet), listens, [name for name in gpus.split(",") if name])
+    record = start(folder, nodes, port, insecure, _teller(quiet), listens, named)
     how = "INSECURE, without TLS and keys" if insecure else "TLS and SuperNode keys"
     how += f", a listener on {record.listener}" if listens else ""
     down = (
@@ -226,6 +231,8 @@ def warm(
     from fedpriv.deploy.commands import LAUNCHED
     from fedpriv.deploy.launcher import beside
 
+    if shutil.which(command[0]) is None:
+        raise InputError(key="COMMAND", given=command[0], allowed="no such program")
     beside(Path(tempfile.mkdtemp(prefix="fedpriv-")), list(LAUNCHED), command)
 
 

@@ -1,5 +1,6 @@
 """The folder of a deployment: its record, keys, logs, and what its server writes."""
 
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -147,6 +148,12 @@ class DeploymentFolder:
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Flower writes empty lines, too, with the level alone: "INFO :".
 _SAYS = re.compile(r"^(?![A-Z]+\s*:$).")
+
+
+def cannot_listen(address: str, error: OSError) -> InputError:
+    """Say why nothing can listen on an address; asyncio and socket wrap the reason in sentences of their own."""
+    why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return InputError(f"cannot listen on {address}: {why}")
 
 
 def is_free(port: int) -> bool:

@@ -4,6 +4,7 @@ Flower answers users (submit a run, register a SuperNode) and SuperNodes on one 
 is a user. SuperNodes that reach the gateway alone, and not the SuperLink, cannot act as one.
 """
 
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,9 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
+from fedpriv.core.errors import InputError
+from fedpriv.deploy.folder import cannot_listen
+
 _ALLOWED = "/v1/fleet/"
 _HEALTH = "/health"
 # What is about one connection, not about the message on it.
@@ -22,9 +26,21 @@ _OF_THE_CONNECTION = {"host", "connection", "keep-alive", "transfer-encoding", "
 
 def serve_gateway(host: str, port: int, server: str, keys: Path) -> None:
     """Pass on requests until SIGTERM or Ctrl-C; ``keys`` holds ca.pem, server.pem and server.key."""
-    app = gateway_app(f"https://{server}", ssl.create_default_context(cafile=str(keys / "ca.pem")))
     certificate, key = str(keys / "server.pem"), str(keys / "server.key")
-    uvicorn.run(app, host=host, port=port, log_level="warning", ssl_certfile=certificate, ssl_keyfile=key)
+    try:
+        trust = ssl.create_default_context(cafile=str(keys / "ca.pem"))
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        allowed = f"expected ca.pem, server.pem and server.key of fedpriv deploy prepare ({error.strerror or error})"
+        raise InputError(key="--keys", given=keys, allowed=allowed) from None
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise cannot_listen(f"{host}:{port}", error) from None
+    app = gateway_app(f"https://{server}", trust)
+    config = uvicorn.Config(app, log_level="warning", ssl_certfile=certificate, ssl_keyfile=key)
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def gateway_app(server: str, trust: ssl.SSLContext) -> FastAPI:

@@ -1,9 +1,7 @@
 """The listener's reverse proxy on TCP: passes on every byte unchanged, and a copy to the follower on its own thread."""
 
 import asyncio
-import os
 import signal
-import socket
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from pathlib import Path
 from fedpriv.attacks.observation import write_observation
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole, writing, writing_to
+from fedpriv.deploy.folder import cannot_listen
 from fedpriv.deploy.messages import ConnectionKind, Conversation, Exchange, Messages, Spoken
 from fedpriv.deploy.notes import (
     EXPERIMENT,
@@ -145,9 +144,7 @@ async def _serve(at: Address, relay: "_Relay", tell: Callable[[str], None]) -> N
     try:
         listening = await asyncio.start_server(relay.carry, *at)
     except OSError as error:
-        # asyncio wraps the reason in a sentence of its own; an unknown host has no number of the system's.
-        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise InputError(f"cannot listen on {_text(at)}: {why}") from None
+        raise cannot_listen(_text(at), error) from None
     tell(f"listening on {_text(at)}, passing on to {_text(relay.server)}; Ctrl-C ends it")
     writing = asyncio.create_task(relay.write_now_and_then())
     await ended.wait()

@@ -1,14 +1,18 @@
 """The gateway passes on what SuperNodes may ask, as it is, and refuses all else."""
 
 import asyncio
+import socket
 import ssl
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from fedpriv.core.errors import InputError
 from fedpriv.deploy import gateway
-from fedpriv.deploy.gateway import gateway_app, is_allowed
+from fedpriv.deploy.certificates import Authority
+from fedpriv.deploy.gateway import gateway_app, is_allowed, serve_gateway
 
 REFUSED = (
     "/v1/control/register-node",
@@ -57,3 +61,11 @@ def test_questions_and_answers_pass_unchanged(monkeypatch: pytest.MonkeyPatch) -
     assert (str(asked.url), asked.method) == ("https://superlink:8000/v1/fleet/push?a=1&b=%2F", "POST")
     assert (asked.content, asked.headers["x-signature"]) == (b"\xffquestion", "s")
     assert asked.headers["host"] == "superlink:8000"
+
+
+def test_a_port_that_is_in_use_is_one_plain_line(tmp_path: Path) -> None:
+    Authority().certify(tmp_path, ("localhost",))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=rf"^cannot listen on 127.0.0.1:{port}: Address already in use$"):
+            serve_gateway("127.0.0.1", port, "127.0.0.1:1", tmp_path)

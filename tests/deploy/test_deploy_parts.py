@@ -118,6 +118,18 @@ def test_a_process_sees_its_gpu(tmp_path: Path) -> None:
     assert shown == ["1", str(os.environ.get("CUDA_VISIBLE_DEVICES"))]
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("up", "--gpus", "0,cuda:1"), "--gpus 0,cuda:1: expected numbers or UUIDs"),
+        (("warm", "no-such-program"), "no-such-program"),
+        (("gateway",), "--keys keys/gateway: expected ca.pem, server.pem and server.key"),
+    ],
+)
+def test_what_no_command_can_use_is_refused(here: Path, command: tuple[str, ...], told: str) -> None:
+    one_line(fedpriv("deploy", *command, cwd=here), 2, told)
+
+
 CONTAINED = [
     (("down",), "docker compose --profile '*' down --volumes"),
     (("restart",), "docker compose up"),
