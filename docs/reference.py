@@ -131,7 +131,7 @@ def _commands() -> list[str]:
     """What Typer says of all commands, as one page."""
     command = get_command(app)
     lines = get_docs_for_click(obj=command, ctx=click.Context(command), name="fedpriv").splitlines()
-    codes = "0 done, 1 the run failed, 2 bad input (one line says what was given and what is allowed), 130 Ctrl-C"
+    codes = "0 done, 1 the run failed, 2 bad input (one line says what was given and what is allowed), 130 interrupted"
     return ["# Commands", "", f"Exit codes: {codes}.", *(line for line in lines if not line.startswith("# "))]
 
 

@@ -78,24 +78,29 @@ def run_ray(
 
 @contextmanager
 def _stoppable() -> Iterator[threading.Event]:
-    """Have Ctrl-C set an event, which the grid looks at between steps; a second one ends the run wherever it is."""
+    """Have Ctrl-C or SIGTERM set an event, which the grid looks at between steps; a second one ends the run at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped  # signals are not for other threads
         return
-    usual = signal.getsignal(signal.SIGINT)
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(*_: object) -> None:
         stopped.set()
-        signal.signal(signal.SIGINT, usual)
+        as_usual()
 
-    signal.signal(signal.SIGINT, stop)
+    def as_usual() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    for number in usual:
+        signal.signal(number, stop)
     try:
         yield stopped
         if stopped.is_set():
             raise KeyboardInterrupt
     finally:
-        signal.signal(signal.SIGINT, usual)
+        as_usual()
 
 
 def _room(*shares: "ResourceShare") -> int:
@@ -410,14 +415,15 @@ def connect(address: str, key: str, shares: Sequence[ResourceShare]) -> None:
 
 
 def _init(place: Mapping[str, Any]) -> None:
-    """Have Ray started or joined.
+    """Have Ray started or joined, and leave SIGTERM to the command, where Ray would exit without a word.
 
     By ray:// it is tried again: Ray's proxy forks a server for each connection while other threads of it use gRPC, and
     now and then the fork dies (ray-project/ray#63202).
     """
     for _ in range(_CLIENT_TRIES):
         try:
-            ray.init(**place, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+            with _kept_handler(signal.SIGTERM):
+                ray.init(**place, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
         except ConnectionAbortedError as error:
             if "Starting Ray client server failed" not in str(error):
                 raise
@@ -427,6 +433,16 @@ def _init(place: Mapping[str, Any]) -> None:
         f"Ray's server for this connection died {_CLIENT_TRIES} times; see ray_client_server*.err in the logs of the "
         "cluster's head (/tmp/ray/session_latest/logs)"
     )
+
+
+@contextmanager
+def _kept_handler(number: signal.Signals) -> Iterator[None]:
+    usual = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if usual is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, usual)
 
 
 def _check_nodes() -> None:

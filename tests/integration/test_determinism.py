@@ -205,11 +205,14 @@ def test_a_killed_stacked_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_cleanly_and_can_be_finished(long_run: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_cleanly_and_can_be_finished(
+    long_run: tuple[Path, Path], tmp_path: Path, number: signal.Signals
+) -> None:
     file, whole = long_run
     command = Started("run", str(file), "--out", "cut", cwd=tmp_path)
     _wait_for_rounds(tmp_path / "cut", 10, command)
-    command.send_signal(signal.SIGINT)
+    command.send_signal(number)
     done = command.ended()
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr

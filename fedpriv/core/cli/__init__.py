@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +26,12 @@ def keep_garbage() -> None:
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C is one line also while modules load, which takes up to a second."""
+    """Run the command line; Ctrl-C is one line also while modules load, which takes up to a second.
+
+    SIGTERM, by which schedulers and containers end a process, is as good as Ctrl-C.
+    """
     atexit.register(keep_garbage)
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with importing():
             from fedpriv.core.cli import app
@@ -35,3 +40,5 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("fedpriv: interrupted\n")
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, usual)
