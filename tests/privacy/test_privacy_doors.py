@@ -143,9 +143,7 @@ QUIET: dict[str, str] = {
     **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER),
     **dict.fromkeys((f"network: fedpriv/flower/{word}.py" for word in ("_tap", "noise")), "see mod: tap"),
     "network: fedpriv/core/algorithm.py": "names types of messages, and sends none",
-    **dict.fromkeys(
-        (f"network: fedpriv/deploy/{word}.py" for word in ("messages", "relay")), "passes on what others have sent"
-    ),
+    "network: fedpriv/deploy/messages.py": "passes on what others have sent",
     **dict.fromkeys(
         ("network: fedpriv/data/torchvision_files.py", "network: attacks/metrics.py"), "downloads, and sends nothing"
     ),
