@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.endpoint.attributes import Attribute, attributes, guessed_values, truth_of
+from fedpriv.attacks.endpoint.probes.attribute_inference import Attribute, attributes, guessed_values, truth_of
 from fedpriv.attacks.scene import Public
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, linear
 

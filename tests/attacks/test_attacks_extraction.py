@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.endpoint.extraction import affine_scores, is_affine, mixed_images, solved_scores, trained_copy
-from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving
-from fedpriv.attacks.endpoint.probes.extraction import Extraction
+from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving, affine_scores, is_affine, solved_scores
+from fedpriv.attacks.endpoint.probes.extraction import Extraction, mixed_images, trained_copy
 from fedpriv.attacks.questions import Answers
 from fedpriv.attacks.scene import probabilities, rounding_unit, uniform_images
 from fedpriv.core.errors import InputError
@@ -18,7 +17,7 @@ CLASSES = 5
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that are trained for a part of the steps."""
-    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.LBFGS_STEPS", 60)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.probes.extraction.LBFGS_STEPS", 60)
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -99,9 +98,9 @@ def test_copies_come_nearer_the_more_they_ask_and_labels_are_enough(quick: None)
 
 
 def test_a_copy_is_trained_by_steps_of_adam_where_there_are_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.MOST_FOR_LBFGS", 10)
-    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.ADAM_STEPS", 300)
-    monkeypatch.setattr("fedpriv.attacks.endpoint.extraction.ADAM_RATE", 0.05)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.probes.extraction.MOST_FOR_LBFGS", 10)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.probes.extraction.ADAM_STEPS", 300)
+    monkeypatch.setattr("fedpriv.attacks.endpoint.probes.extraction.ADAM_RATE", 0.05)
     network = linear(3, seed=6)
     images = uniform_images(200, SHAPE, np.random.default_rng(1))
     copy = trained_copy(scene(network, lambda seed: linear(3, seed), 3, 1), images,

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.endpoint.inversion import (
+from fedpriv.attacks.endpoint.probes.mi_face import (
     Descent,
+    MiFace,
     by_answers,
     by_model,
     invert,
@@ -17,7 +18,6 @@ from fedpriv.attacks.endpoint.inversion import (
     total_variation,
     two_sentences,
 )
-from fedpriv.attacks.endpoint.probes.mi_face import MiFace
 from fedpriv.attacks.endpoint.probes.mi_face_answers import MiFaceByAnswers
 from fedpriv.attacks.scene import ProbeReferee
 from fedpriv.core.errors import InputError

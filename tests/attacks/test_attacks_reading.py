@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from fedpriv.attacks.endpoint.cloak import (
+from fedpriv.attacks.endpoint.probes.cloak import (
     Cloak,
     CloakTrial,
     Game,

@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from fedpriv.accounting.gaussian import gaussian_delta
-from fedpriv.attacks.endpoint.cloak import Cloak, Learning, cloak_loss, learn_noise, suppress, uniform_noise
+from fedpriv.attacks.endpoint.probes.cloak import Cloak, Learning, cloak_loss, learn_noise, suppress, uniform_noise
 from fedpriv.core.randomness import torch_stream
 from tests.attacks.endpoint_scenes import SHAPE, hidden, public
 

@@ -33,7 +33,7 @@ def probed(run: RunFolder) -> tuple[dict[str, object], Probe]:
     """What was there before, and what was found."""
     before = left_behind(run.path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpriv.attacks.endpoint.extraction.LBFGS_STEPS", 20)
+        patch.setattr("fedpriv.attacks.endpoint.probes.extraction.LBFGS_STEPS", 20)
         return before, probe_run(run, ATTACKS, "none", 80, "participant", Silent())
 
 

@@ -62,7 +62,7 @@ def test_who_has_answers_alone_learns_from_a_copy(run: RunFolder) -> None:
     parity = ((0, 2, 4, 6, 8), (1, 3, 5, 7, 9))
     settings = CloakedQuestions(weights=(3.0,), gradient="answers", attribute=parity, clamped=False, **QUICK)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpriv.attacks.endpoint.extraction.LBFGS_STEPS", 20)
+        patch.setattr("fedpriv.attacks.endpoint.probes.extraction.LBFGS_STEPS", 20)
         result = probed(run, settings, questions=70).results[0]
     assert (result.variant, result.queries) == ("lambda 3, learnt from answers", 70)
     guess = values(result, "attribute read")[0]

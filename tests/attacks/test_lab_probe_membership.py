@@ -11,9 +11,13 @@ from fedpriv.accounting.ceiling import membership_advantage, membership_auc
 from fedpriv.attacks.endpoint.probe import probe_run, proven_of
 from fedpriv.attacks.endpoint.probes.attribute_inference import AttributeInference
 from fedpriv.attacks.endpoint.probes.two_answers import TwoAnswers
-from fedpriv.attacks.membership.answers import answer_signals, membership_figures, reference_answers
 from fedpriv.attacks.membership.attacks import label_logits, wrong_log_probabilities
-from fedpriv.attacks.membership.probes.answers import MembershipByAnswers
+from fedpriv.attacks.membership.probes.answers import (
+    MembershipByAnswers,
+    answer_signals,
+    membership_figures,
+    reference_answers,
+)
 from fedpriv.attacks.membership.probes.labels import MembershipByLabels
 from fedpriv.attacks.membership.probes.synthetic import MembershipBySynthesis
 from fedpriv.attacks.references import pairs_within

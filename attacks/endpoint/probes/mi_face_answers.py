@@ -1,19 +1,16 @@
 """MI-FACE through an endpoint, by differences of its answers."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.attacks.access import Access
-from fedpriv.attacks.endpoint.probes.mi_face import MiFace
+from fedpriv.attacks.endpoint.probes.mi_face import Gradient, MiFace, by_answers
+from fedpriv.attacks.scene import ProbeScene
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Real
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.endpoint.inversion import Gradient
-    from fedpriv.attacks.scene import ProbeScene
 
 
 @PROBES.register
@@ -29,7 +26,7 @@ class MiFaceByAnswers(MiFace):
     )
 
     @override
-    def refusal(self, scene: "ProbeScene") -> str | None:
+    def refusal(self, scene: ProbeScene) -> str | None:
         if scene.labels_only:
             return f"{self.name} follows probabilities, and this policy names labels only"
         if scene.budget <= scene.pixels:
@@ -37,9 +34,7 @@ class MiFaceByAnswers(MiFace):
         return super().refusal(scene)
 
     @override
-    def gradient(self, scene: "ProbeScene") -> "tuple[Gradient, Callable[[], int]]":
-        from fedpriv.attacks.endpoint.inversion import by_answers
-
+    def gradient(self, scene: ProbeScene) -> tuple[Gradient, Callable[[], int]]:
         endpoint = scene.open()
         estimate = by_answers(endpoint, scene.budget, self.costs(), self.auxiliary(scene), self.difference)
         return estimate, lambda: endpoint.asked

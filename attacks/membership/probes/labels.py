@@ -1,16 +1,19 @@
 """Membership by labels alone: how much noise on an image its right label withstands."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import numpy as np
+import torch
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.attacks.membership.probes.answers import membership_figures, told_words
 from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
+from fedpriv.attacks.references import draw_game, pairs_within
+from fedpriv.attacks.scene import ProbeReferee, ProbeScene
+from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, Positive
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 
 @PROBES.register
@@ -29,14 +32,7 @@ class MembershipByLabels(ModelAttack):
     deviation: Positive = Field(0.3, description="of their noise, pixels from 0 to 1")
 
     @override
-    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
-        import numpy as np
-        import torch
-
-        from fedpriv.attacks.membership.answers import membership_figures, told_words
-        from fedpriv.attacks.references import draw_game, pairs_within
-        from fedpriv.core.randomness import numpy_stream
-
+    def run(self, scene: ProbeScene, referee: ProbeReferee) -> tuple[ProbeOutcome, ...]:
         endpoint, each = scene.open(), 1 + self.noisy
         game = draw_game(scene.known_training(), pairs_within(scene.budget, self.pairs, each), scene.seed)
         images, labels = game.asked()
