@@ -14,6 +14,7 @@ import torch
 from flwr.app import Message
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp.mod import LocalDpMod
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
@@ -124,6 +125,7 @@ class Noises:
     steps: int = 0  # of Opacus
     least: float = inf  # the smallest noise multiplier, which a scheduler may change
     seeded: bool = False  # whether torch's generator had a seed of the app's own in any of these steps
+    reordered: bool = False  # whether sequences were packed in another order than that of their batch
     _seed: int = field(default_factory=torch.initial_seed)
 
     @property
@@ -133,6 +135,8 @@ class Noises:
             return f"{self.plain} took steps without noise as well: if on the data, what noise covers depends on them"
         if any(hasattr(each, "unclipped_num_std") for each in self.private):
             return "Opacus' adaptive clipping divides a noisy count by the exact size of the batch"
+        if self.reordered:
+            return "Opacus gives sequences that were packed in order of their lengths each other's gradients"
         if own := next(filter(None, map(_own_method, self.private)), ""):
             return own
         given = any(
@@ -141,6 +145,11 @@ class Noises:
         if given or self.seeded:
             return SEEDED.format("torch")
         return ""
+
+    def packed(self, made: PackedSequence) -> None:
+        """Note sequences that were packed."""
+        order = made.sorted_indices
+        self.reordered |= order is not None and bool((order.diff() < 0).any())
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note a step, and the optimiser of Opacus around it."""
@@ -178,6 +187,7 @@ def hearing_noise() -> Iterator[Noises]:
 
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
     with until_the_end([hook]), hearing_loaders(noises.drawn), ExitStack() as stack:
+        stack.enter_context(after_each(PackedSequence, "__new__", lambda made, *_, **__: noises.packed(made)))
         for kind in (LocalDpMod, OlderLocalDpMod):
             stack.enter_context(after_each(kind, "__call__", acted))
         yield noises

@@ -213,6 +213,12 @@ UNPROVEN = {
         "",
         "DPOptimizer has add_noise of its own",
     ),
+    "packed sequences": (
+        OPACUS | {"after": "torch.nn.utils.rnn.pack_sequence([torch.ones(1), torch.ones(2)], enforce_sorted=False)"},
+        AVERAGE,
+        "",
+        "Opacus gives sequences that were packed in order of their lengths each other's gradients",
+    ),
     "adaptive clipping": (
         OPACUS | {"private": OPACUS["private"].replace("max_grad_norm=1.0", ADACLIP)},
         AVERAGE,
