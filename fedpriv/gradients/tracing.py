@@ -365,15 +365,13 @@ def _instance_norm(
 def _embedding_bag(
     input: Tensor,  # (B, T)
     weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    *,
+    max_norm: float | None,
+    scale_grad_by_freq: bool,
+    mode: str,
+    per_sample_weights: Tensor | None,
+    padding_idx: int | None,
+    **others: Any,
 ) -> Callable[[], Tensor] | None:
     if input.ndim != 2 or max_norm is not None or scale_grad_by_freq or mode == "max":
         return None
@@ -382,7 +380,7 @@ def _embedding_bag(
 
     def rewritten() -> Tensor:
         total = (functional.embedding(input, weight) * shares[:, :, None]).sum(dim=1)
-        return total / counted.sum(dim=1, keepdim=True).clamp(min=1) if mode == "mean" else total
+        return total if mode == "sum" else total / counted.sum(dim=1, keepdim=True).clamp(min=1)
 
     return rewritten
 
