@@ -18,7 +18,7 @@ from typing_extensions import override
 from fedpriv.accounting.calibration import calibrate
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.guarantees import guarantee
-from fedpriv.accounting.proofs import Claim
+from fedpriv.accounting.proofs import Claim, stated
 from fedpriv.accounting.release import Release
 from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim
 from fedpriv.core.errors import InputError
@@ -152,22 +152,12 @@ def votes_guarantee(
     aggregator: Aggregator, claim: Claim, asked: int, delta: float, votes: int, changed: str, notes: Sequence[str]
 ) -> Guarantee:
     """Return the ledger's line about ``asked`` questions in which all vote; ``changed``: a neighbour, in words."""
-    is_pure = isinstance(aggregator, LaplaceMax)
-    return Guarantee(
-        adjacency=Adjacency.REPLACE_ONE_CLIENT.worded(changed),
-        sampling="full",
-        participations=asked,
-        nominal_epsilon=None,
-        pure_epsilon=votes * aggregator.spent(asked, asked) if is_pure else None,
-        epsilon=claim.epsilon,
-        delta=delta,
-        theorem={
-            "nominal_epsilon": "none is claimed",
-            "pure_epsilon": claim.theorem if is_pure else "normal noise has no finite pure epsilon",
-            "epsilon": claim.theorem if asked else "no participation: no answer was given",
-        },
-        notes=tuple(notes),
-    )
+    pure = Claim(math.inf, "normal noise has no finite pure epsilon")
+    if isinstance(aggregator, LaplaceMax):
+        pure = Claim(votes * aggregator.spent(asked, asked), claim.theorem)
+    best = claim if asked else replace(claim, theorem="no participation: no answer was given")
+    adjacency = Adjacency.REPLACE_ONE_CLIENT.worded(changed)
+    return stated(adjacency, asked, delta, pure, best, Claim(math.inf, "none is claimed"), notes)
 
 
 @dataclass(frozen=True)

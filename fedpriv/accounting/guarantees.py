@@ -4,7 +4,7 @@ A figure is a claim. Where several theorems apply, each figure is the smallest t
 where none applies it is None, and the theorem's text says why.
 """
 
-from fedpriv.accounting.proofs import Claim, Proof, finite, smallest
+from fedpriv.accounting.proofs import Claim, Proof, smallest, stated
 from fedpriv.accounting.release import Release
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee
@@ -38,17 +38,8 @@ def guarantee(release: Release) -> Guarantee:
     unused = _is_unused(release)
     pure, best = (_UNUSED, _UNUSED) if unused else (_sound(proof, proof.pure()), _sound(proof, proof.best()))
     nominal = _sound(proof, proof.nominal())
-    return Guarantee(
-        adjacency=proof.adjacency,
-        sampling=_sampling(release),
-        participations=int(release.participations),
-        nominal_epsilon=finite(nominal.epsilon),
-        pure_epsilon=finite(pure.epsilon),
-        epsilon=finite(best.epsilon),
-        delta=float(release.delta),
-        theorem={"nominal_epsilon": nominal.theorem, "pure_epsilon": pure.theorem, "epsilon": best.theorem},
-        notes=proof.notes(),
-    )
+    adjacency, count, delta = proof.adjacency, int(release.participations), float(release.delta)
+    return stated(adjacency, count, delta, pure, best, nominal, proof.notes(), _sampling(release))
 
 
 def proven_epsilon(release: Release) -> float:

@@ -19,6 +19,7 @@ from fedpriv.accounting.references import CeilingReference
 from fedpriv.accounting.release import NoiseParameter, Release
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import Adjacency, CalibrationName, SamplingName
+from fedpriv.core.records import Guarantee
 
 Array = NDArray[np.float64]
 Run = tuple[tuple[Pair, int], ...]
@@ -71,6 +72,30 @@ def finite(epsilon: float) -> float | None:
 def smallest(claims: Sequence[Claim]) -> Claim:
     """Return the claim with the smallest epsilon, the first of equal ones."""
     return min(claims, key=lambda claim: claim.epsilon)
+
+
+def stated(
+    adjacency: str,
+    participations: int,
+    delta: float,
+    pure: Claim,
+    best: Claim,
+    nominal: Claim,
+    notes: Sequence[str] = (),
+    sampling: str = "full",
+) -> Guarantee:
+    """Return claims as the ledger has them: pure epsilon, (epsilon, delta), and what a paper prints."""
+    return Guarantee(
+        adjacency=adjacency,
+        sampling=sampling,
+        participations=participations,
+        nominal_epsilon=finite(nominal.epsilon),
+        pure_epsilon=finite(pure.epsilon),
+        epsilon=finite(best.epsilon),
+        delta=delta,
+        theorem={"nominal_epsilon": nominal.theorem, "pure_epsilon": pure.theorem, "epsilon": best.theorem},
+        notes=tuple(notes),
+    )
 
 
 @dataclass(frozen=True)

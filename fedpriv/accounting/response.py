@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.accounting.proofs import Claim, stated
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import LEAST_LABEL_EPSILON, MOST_LABEL_EPSILON, Adjacency
 from fedpriv.core.records import Guarantee
@@ -111,20 +112,10 @@ def label_guarantee(response: Response, notes: Sequence[str] = ()) -> Guarantee:
         "randomised response, once for each label (Warner 1965; Kairouz, Oh and Viswanath 2016); all that follows is "
         "post-processing of changed labels and of features"
     )
-    return Guarantee(
-        adjacency=Adjacency.REPLACE_LABEL.worded(
-            "one example's label is replaced by any other; its features stay, and may be known"
-        ),
-        sampling="full",
-        participations=1,
-        nominal_epsilon=None,
-        pure_epsilon=response.epsilon,
-        epsilon=response.epsilon,
-        delta=0.0,
-        theorem={
-            "nominal_epsilon": "there is no other figure than the proven one",
-            "pure_epsilon": theorem,
-            "epsilon": theorem,
-        },
-        notes=tuple(notes),
+    adjacency = Adjacency.REPLACE_LABEL.worded(
+        "one example's label is replaced by any other; its features stay, and may be known"
+    )
+    claim = Claim(response.epsilon, theorem)
+    return stated(
+        adjacency, 1, 0.0, claim, claim, Claim(math.inf, "there is no other figure than the proven one"), notes
     )

@@ -228,8 +228,7 @@ def warm(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="An executor with its options.")],
 ) -> None:
     """Start COMMAND; its apps fork from a process that has loaded PyTorch and Flower."""
-    from fedpriv.deploy.commands import LAUNCHED
-    from fedpriv.deploy.launcher import beside
+    from fedpriv.deploy.launcher import LAUNCHED, beside
 
     if shutil.which(command[0]) is None:
         raise InputError(key="COMMAND", given=command[0], allowed="no such program")

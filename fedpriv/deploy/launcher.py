@@ -26,6 +26,10 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import NoReturn
 
+LAUNCHED = ("flwr", "flwr-clientapp", "flwr-serverapp")
+"""Flower's programs that start for each message or question."""
+SERVING = ("flower-superlink", "flower-supernode", "flower-superexec")
+"""Flower's programs that run as long as the deployment."""
 # In the folder of the programs that ask.
 SOCKET = "launcher.sock"
 # The first byte of an answer: from here on the program runs, and must not be started a second time.

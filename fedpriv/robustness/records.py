@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -271,33 +271,26 @@ class Evasion(FileRecord):
         return self.attacked * len(self.curves) * len(self.sizes)
 
 
+Line = TypeVar("Line", bound=Record)
 _CERTIFICATES, _ATTEMPTS = "robustness/certificates.jsonl", "robustness/attacks.jsonl"
 
 
 def read_certificates(folder: RunFolder) -> tuple[Certificate, ...]:
     """Return the certificate of each image; empty if none were made, or not all of their files were written."""
-    robustness = folder.read(Robustness)
-    if robustness is None:
-        return ()
-    lines = folder.whole_lines(_CERTIFICATES, Certificate)
-    if len(lines) != robustness.examples:
-        raise InputError(
-            f"{folder.path / _CERTIFICATES} is damaged: it has {len(lines)} lines; {Robustness.path} is of "
-            f"{robustness.examples} images"
-        )
-    return lines
+    found = folder.read(Robustness)
+    return () if found is None else _whole(folder, _CERTIFICATES, Certificate, found, found.examples)
 
 
 def read_attempts(folder: RunFolder) -> tuple[EvasionAttempt, ...]:
     """Return every attempt to change a vote; empty if there were none, or not all of their files were written."""
-    evasion = folder.read(Evasion)
-    if evasion is None:
-        return ()
-    lines = folder.whole_lines(_ATTEMPTS, EvasionAttempt)
-    if len(lines) != evasion.attempts:
-        raise InputError(
-            f"{folder.path / _ATTEMPTS} is damaged: it has {len(lines)} lines; {Evasion.path} is of {evasion.attempts}"
-        )
+    found = folder.read(Evasion)
+    return () if found is None else _whole(folder, _ATTEMPTS, EvasionAttempt, found, found.attempts)
+
+
+def _whole(folder: RunFolder, path: str, kind: type[Line], said: FileRecord, count: int) -> tuple[Line, ...]:
+    lines = folder.whole_lines(path, kind)
+    if len(lines) != count:
+        raise InputError(f"{folder.path / path} is damaged: it has {len(lines)} lines; {said.path} is of {count}")
     return lines
 
 

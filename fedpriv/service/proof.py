@@ -19,7 +19,7 @@ import scipy
 
 from fedpriv.accounting.composition import pure_composition_epsilon
 from fedpriv.accounting.gaussian import analytic_sigma, gaussian_epsilon
-from fedpriv.accounting.proofs import Claim, finite, smallest
+from fedpriv.accounting.proofs import Claim, smallest, stated
 from fedpriv.accounting.renyi import ORDERS, laplace_rdp, rdp_to_epsilon
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, shown_epsilon
@@ -72,22 +72,10 @@ def answer_guarantee(release: AnswerRelease) -> Guarantee:
     - Others: the sum of pure figures, their optimal composition (Kairouz et al. 2017), and Renyi accounting, in which a
       release of bounded range epsilon counts as epsilon^2 / 8-zCDP (Cesar and Rogers 2021); the smallest.
     """
-    pure, best = _pure(release), _best(release)
-    return Guarantee(
-        adjacency=release.adjacency,
-        sampling="full",
-        participations=release.releases,
-        nominal_epsilon=None,
-        pure_epsilon=finite(pure.epsilon),
-        epsilon=finite(best.epsilon),
-        delta=release.delta,
-        theorem={
-            "nominal_epsilon": "there is no other figure than the proven ones",
-            "pure_epsilon": pure.theorem,
-            "epsilon": f"{best.theorem}; {release.theorem}" if release.theorem else best.theorem,
-        },
-        notes=release.notes,
-    )
+    best = _best(release)
+    best = replace(best, theorem=f"{best.theorem}; {release.theorem}" if release.theorem else best.theorem)
+    nominal = Claim(math.inf, "there is no other figure than the proven ones")
+    return stated(release.adjacency, release.releases, release.delta, _pure(release), best, nominal, release.notes)
 
 
 def with_run(answers: Guarantee, run: Guarantee) -> Guarantee:

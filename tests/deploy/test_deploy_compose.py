@@ -17,8 +17,8 @@ from composed import COMPOSE, ROOT, Composed, image_environment, interpolated, s
 from deployments import SMALL, fedpriv, light
 from packaging.requirements import Requirement
 
-from fedpriv.deploy.commands import Command, KeyFiles, executor, listener, superlink, supernode
 from fedpriv.deploy.containers import NODE_KEY
+from fedpriv.deploy.up import Command, KeyFiles, executor, listener, superlink, supernode
 
 KEYS = Posix("/keys")  # where a container sees its party's folder
 PROFILES = ("three", "eight", "gpu", "wiretap")

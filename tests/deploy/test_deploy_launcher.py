@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedpriv.deploy.commands import LAUNCHED, launcher
 from fedpriv.deploy.flower import program
-from fedpriv.deploy.launcher import write_stand_ins
+from fedpriv.deploy.launcher import LAUNCHED, write_stand_ins
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
+from fedpriv.deploy.up import launcher
 
 # `tqdm` copies its input to its output until that ends.
 NAMES = ("flwr", "tqdm")

@@ -26,13 +26,12 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.seeds import SEEDS, forget_seed, keep_seed, kept_for, without_seed
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority
-from fedpriv.deploy.commands import Command
 from fedpriv.deploy.containers import admit, check_nodes, prepare
 from fedpriv.deploy.flower import RunStatus, environment, program
 from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
 from fedpriv.deploy.processes import StartedProcess, is_alive, start, stop
 from fedpriv.deploy.run import _Outage, _why, for_deployment, make_app
-from fedpriv.deploy.up import look, start_process
+from fedpriv.deploy.up import Command, look, start_process
 
 # The package has a function of the same name.
 deploy_up = importlib.import_module("fedpriv.deploy.up")

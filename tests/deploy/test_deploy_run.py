@@ -15,10 +15,9 @@ from fedpriv.attacks.observation import list_observations
 from fedpriv.core.runs import RunFolder
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, make_node_key
-from fedpriv.deploy.commands import supernode
 from fedpriv.deploy.folder import HOST, DeploymentFolder
 from fedpriv.deploy.processes import is_alive, stop
-from fedpriv.deploy.up import keys_of, look, start_process
+from fedpriv.deploy.up import keys_of, look, start_process, supernode
 from tests.flower.apps import own_app
 
 NODES = 2

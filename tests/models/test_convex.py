@@ -128,6 +128,6 @@ def test_descent_alone_ends_within_its_steps(regularisation: float, monkeypatch:
     origin = np.zeros((3, 3))
     assert _descended(objective, origin, 1.0, 1e-6).gradient_norm <= 0.5e-6
     with monkeypatch.context() as fewer:
-        fewer.setattr("fedpriv.accounting.convex_models.MOST_STEPS", 3)
+        fewer.setattr("fedpriv.models.machinery.convex.MOST_STEPS", 3)
         with pytest.raises(RunFailedError, match="after 3 steps; choose a larger tolerance or regularisation"):
             _descended(objective, origin, 1.0, 1e-6)

@@ -3,26 +3,20 @@
 It minimises F(W) = (1/n) sum cross-entropy(W phi_i, y_i) + lambda/2 |W|^2 in float64, over weights alone: with a bias
 that is not regularised it would not be strongly convex. What follows from the certificate is in
 :mod:`fedpriv.service.proof` and :mod:`fedpriv.accounting.convex_models`.
-
-These functions are known to settings, which are read whenever an experiment is: numpy and scipy are imported where they
-are used.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from typing_extensions import TypeAliasType
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+from scipy.sparse.linalg import LinearOperator, cg
 
+from fedpriv.accounting.convex_models import MOST_STEPS, descent_steps
 from fedpriv.core.errors import InputError, RunFailedError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-Array = TypeAliasType("Array", "NDArray[np.float64]")
+Array = NDArray[np.float64]
 
 _NEWTON = 30
 # Arithmetic in float64 is not exact: training stops at half of the tolerance that is claimed.
@@ -49,8 +43,6 @@ class Objective:
 
     def value(self, weights: Array) -> float:
         """Return F at weights (C, d)."""
-        import numpy as np
-
         logits = self.features @ weights.T
         top = logits.max(axis=1)
         losses = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top - logits[self._rows, self.labels]
@@ -73,8 +65,6 @@ class Objective:
 
     @property
     def _rows(self) -> NDArray[np.int64]:
-        import numpy as np
-
         return np.arange(len(self.labels))
 
 
@@ -84,9 +74,6 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> ConvexMode
     L-BFGS, then Newton steps for what its line search cannot see in float64, then gradient descent, which always gets
     there: F's smoothness is at most R^2 / 2 + lambda.
     """
-    import numpy as np
-    from scipy import optimize
-
     longest = float(np.sqrt((objective.features**2).sum(axis=1)).max())
     if not longest <= norm * (1 + 1e-12):
         raise InputError(f"features of length {longest:g}: at most {norm:g} is proven")
@@ -112,9 +99,6 @@ def minimised(objective: Objective, norm: float, tolerance: float) -> ConvexMode
 
 def _newton(objective: Objective, weights: Array) -> Array:
     """One Newton step, or none where it does not make the gradient shorter."""
-    import numpy as np
-    from scipy.sparse.linalg import LinearOperator, cg
-
     gradient = objective.gradient(weights)
     operator = LinearOperator(
         (weights.size, weights.size),
@@ -129,10 +113,6 @@ def _newton(objective: Objective, weights: Array) -> Array:
 
 def _descended(objective: Objective, weights: Array, norm: float, tolerance: float) -> ConvexModel:
     """Gradient descent to the end."""
-    import numpy as np
-
-    from fedpriv.accounting.convex_models import MOST_STEPS, descent_steps
-
     smoothness = norm**2 / 2 + objective.regularisation
     gradient = objective.gradient(weights)
     length = float(np.linalg.norm(gradient))
@@ -153,7 +133,5 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
 
 def softmax(logits: Array) -> Array:
     """Return the probabilities of logits (n, classes), in float64 without overflow."""
-    import numpy as np
-
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     return shifted / shifted.sum(axis=1, keepdims=True)

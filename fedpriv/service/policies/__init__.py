@@ -20,7 +20,6 @@ from fedpriv.core.names import Adjacency
 from fedpriv.core.registry import Registry
 from fedpriv.core.settings import Epsilon, Positive, Real, Settings
 from fedpriv.mechanisms.machinery.model_noise import spread_noise
-from fedpriv.models.machinery.convex import softmax
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,6 +148,13 @@ def one_a_row(shares: Scores, generators: "Sequence[np.random.Generator]") -> "N
     return (uniform[:, None] * bounds[:, -1:] >= bounds[:, :-1]).sum(axis=1)
 
 
+def softmax(logits: Scores) -> Scores:
+    """Return the probabilities of logits (n, classes), in float64 without overflow."""
+    from fedpriv.models.machinery.convex import softmax as of_logits
+
+    return of_logits(logits)
+
+
 def on_grid(noisy: Array, scale: float) -> Array:
     """Round what has noise on it to multiples of a power of two, about a millionth of the noise's scale.
 
@@ -200,21 +206,11 @@ class AnswerPolicy(Settings):
 
     def guarantee(self, facts: Facts, answers: int, delta: float, ledger: "Ledger") -> "Guarantee":
         """Return what is proven about so many answers together; nothing, unless a policy says otherwise."""
-        from fedpriv.core.records import Guarantee
+        from fedpriv.accounting.proofs import Claim, stated
 
-        return Guarantee(
-            adjacency=facts.adjacency,
-            sampling="full",
-            participations=answers,
-            nominal_epsilon=None,
-            pure_epsilon=None,
-            epsilon=None,
-            delta=delta,
-            theorem=dict.fromkeys(
-                ("nominal_epsilon", "pure_epsilon", "epsilon"), "no theorem stands for this heuristic"
-            ),
-            notes=("heuristic: what these answers leak is what attacks find, at least",),
-        )
+        nothing = Claim(math.inf, "no theorem stands for this heuristic")
+        note = "heuristic: what these answers leak is what attacks find, at least"
+        return stated(facts.adjacency, answers, delta, nothing, nothing, nothing, (note,))
 
 
 REGULARISATION: Any = Field(1e-3, description="head, paper: lambda, of lambda/2 |W|^2 in the objective")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
-from fedpriv.models.machinery.convex import softmax
-from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, VectorPolicy, on_grid
+from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, VectorPolicy, on_grid, softmax
 
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger

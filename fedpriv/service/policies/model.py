@@ -5,8 +5,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
-from fedpriv.models.machinery.convex import softmax
-from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, VectorPolicy, on_grid
+from fedpriv.service.policies import POLICIES, Draws, Facts, Scores, VectorPolicy, on_grid, softmax
 
 
 @POLICIES.register

@@ -10,7 +10,6 @@ from typing_extensions import override
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
 from fedpriv.core.settings import Epsilon, Positive
-from fedpriv.models.machinery.convex import softmax
 from fedpriv.service.policies import (
     DISTRIBUTION,
     POLICIES,
@@ -21,6 +20,7 @@ from fedpriv.service.policies import (
     Facts,
     Scores,
     one_a_row,
+    softmax,
 )
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.errors import InputError
-from fedpriv.models.machinery.convex import softmax
-from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Facts, Scores
+from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Facts, Scores, softmax
 
 if TYPE_CHECKING:
     from fedpriv.core.records import Guarantee, Ledger

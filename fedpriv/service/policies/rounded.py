@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.settings import Integer
-from fedpriv.models.machinery.convex import softmax
-from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Scores
+from fedpriv.service.policies import POLICIES, AnswerPolicy, Draws, Scores, softmax
 
 
 @POLICIES.register
