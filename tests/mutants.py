@@ -239,8 +239,8 @@ MUTANTS = (
     Mutant(
         "labels: half the epsilon in the ledger",
         "fedpriv/accounting/response.py",
-        "        epsilon=response.epsilon,",
-        "        epsilon=0.5 * response.epsilon,",
+        "    claim = Claim(response.epsilon, theorem)",
+        "    claim = Claim(0.5 * response.epsilon, theorem)",
         "tests/accounting",
     ),
     Mutant(
