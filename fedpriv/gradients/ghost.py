@@ -268,16 +268,19 @@ class _Gathered:
     def add(self, source: Source, contribution: Contribution) -> None:
         """Take what a parameter, or what was computed from parameters, is given."""
         number = id(source.value)
-        self._found.setdefault(number, []).append(contribution)
-        self._left[number] -= 1
-        if self._left[number]:
-            return
-        factor = factor_of(source.value.shape, self._found.pop(number), self._memory)
+        left = self._left[number] = self._left[number] - 1
+        parts: Sequence[Contribution] = (contribution,)
+        if left or number in self._found:
+            self._found.setdefault(number, []).append(contribution)
+            if left:
+                return
+            parts = self._found.pop(number)
+        factor = factor_of(source.value.shape, parts, self._memory)
         for name, share in _passed_on(source, factor, self._trained, self._memory):
             self._factors.setdefault(name, []).append(share)
-            for bound in share.bounds():
-                self._bounds.append(bound)
-                self._waiting += bound.waits
+            if bounds := share.bounds():
+                self._bounds += bounds
+                self._waiting += sum([bound.waits for bound in bounds])
         if self._waiting > self._memory.scratch // 8:
             Sizes.compute(self._bounds)
             self._bounds.clear()

@@ -1,9 +1,9 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import zip_longest
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -67,7 +67,7 @@ def per_example_gradients(
     with _lock_of(model):
         modules = dict(model.named_modules())
         refuse_coupled(modules)
-        trained = _trained_parameters(model)
+        trained = _trained_parameters(modules)
         if len(x) != len(y):
             raise InputError(f"the batch has {len(x)} inputs and {len(y)} targets")
         if not len(x):
@@ -100,35 +100,52 @@ def _lock_of(model: nn.Module) -> RLock:
         return _LOCKS.setdefault(model, RLock())
 
 
-def _trained_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The trained parameters by name; refuse a model without any, or with several kinds."""
+def _trained_parameters(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """The trained parameters of all modules of a model by name; refuse a model without any, or with several kinds."""
     trained: dict[str, Tensor] = {}
-    for name, value in model.named_parameters():
-        if is_lazy(value):
-            raise InputError(f"layer {layer_of(name, model)} has no shape yet: run the model once")
-        if value.requires_grad:
-            trained[name] = value
+    seen: set[int] = set()
+    for prefix, layer in modules.items():
+        for local, value in layer._parameters.items():
+            if value is None or id(value) in seen:
+                continue
+            seen.add(id(value))
+            name = f"{prefix}.{local}" if prefix else local
+            if is_lazy(value):
+                raise InputError(f"layer {layer_of(name, modules[''])} has no shape yet: run the model once")
+            if value.requires_grad:
+                trained[name] = value
+    kind = type(modules[""]).__name__
     if not trained:
-        raise InputError(f"{type(model).__name__} has no parameter that is trained: there is no gradient to privatise")
+        raise InputError(f"{kind} has no parameter that is trained: there is no gradient to privatise")
     kinds = {(value.dtype, value.device) for value in trained.values()}
     if len(kinds) > 1:
         several = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise InputError(f"{type(model).__name__} has parameters of several kinds: {several}; allowed: one")
+        raise InputError(f"{kind} has parameters of several kinds: {several}; allowed: one")
     ((dtype, _),) = kinds
     if dtype not in (torch.float32, torch.float64):
-        raise InputError(f"{type(model).__name__} has parameters of {dtype}; allowed: torch.float32, torch.float64")
+        raise InputError(f"{kind} has parameters of {dtype}; allowed: torch.float32, torch.float64")
     return trained
 
 
-def versions(modules: Mapping[str, nn.Module]) -> list[tuple[int, int, Tensor]]:
-    """Of all parameters and buffers of modules: which tensor it is, and how often it was changed in place.
+class Versions(NamedTuple):
+    """All parameters and buffers of modules, and how often each was changed in place."""
 
-    The tensor is held as well: another one that takes its place would get its number, once it is gone.
-    """
+    tensors: list[Tensor]  # held: another one that takes its place would get its number, once it is gone
+    changes: list[int]
+
+    def each(self) -> list[tuple[int, int]]:
+        """Return of each tensor its number and its changes."""
+        return list(zip(map(id, self.tensors), self.changes, strict=True))
+
+
+def versions(modules: Mapping[str, nn.Module]) -> Versions:
+    """Return all that modules hold, and how often it was changed in place."""
     held = [values for layer in modules.values() for values in (layer._parameters, layer._buffers) if values]
-    aside = _put_aside(modules)
     tensors = [value for values in held for value in values.values() if value is not None]
-    return [(id(value), 0 if id(value) in aside else value._version, value) for value in tensors]
+    changes = [value._version for value in tensors]
+    if aside := _put_aside(modules):
+        changes = [0 if id(value) in aside else count for value, count in zip(tensors, changes, strict=True)]
+    return Versions(tensors, changes)
 
 
 def _put_aside(modules: Mapping[str, nn.Module]) -> set[int]:
@@ -140,10 +157,10 @@ def _put_aside(modules: Mapping[str, nn.Module]) -> set[int]:
     return {id(layer.get_param()) for layer in wrappers if not layer.get_param().requires_grad}
 
 
-def refuse_changes(modules: Mapping[str, nn.Module], before: Sequence[tuple[int, int, Tensor]]) -> None:
+def refuse_changes(modules: Mapping[str, nn.Module], before: Versions) -> None:
     """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
-    now = versions(modules)
-    if now == before or (sorted(now) == sorted(before) and _put_aside(modules)):
+    now, then = versions(modules).each(), before.each()
+    if now == then or (sorted(now) == sorted(then) and _put_aside(modules)):
         return
     names = [
         f"{prefix}.{name}".removeprefix(".")
@@ -153,7 +170,7 @@ def refuse_changes(modules: Mapping[str, nn.Module], before: Sequence[tuple[int,
         if value is not None
     ]
     # The first that differs was changed, replaced or added; or one before it was taken away.
-    name = next((name for name, one, other in zip_longest(names, now, before) if name and one != other), names[-1])
+    name = next((name for name, one, other in zip_longest(names, now, then) if name and one != other), names[-1])
     raise InputError(
         f"layer {layer_of(name, modules[''])} changes {name} while it runs, and no noise protects what it "
         "may keep of the examples"

@@ -80,8 +80,9 @@ class Otherwise(Exception):
 
 _TRACER: ContextVar["Tracer | None"] = ContextVar("tracer", default=None)
 
-# Tracers in several threads may look at one model: the last one gives its tensors back their classes.
-_KINDS: dict[int, tuple[type[Tensor], int]] = {}
+# Tracers in several threads may look at one model: the last one gives its tensors back their classes. By its number,
+# how many look at a tensor beside the first.
+_MORE: dict[int, int] = {}
 _LOCK = Lock()
 
 
@@ -105,6 +106,28 @@ class _Watched:
 @cache
 def _watched(kind: type[Tensor]) -> type[Tensor]:
     return new_class(kind.__name__, (_Watched, kind))
+
+
+def _watch(values: Iterable[Tensor]) -> None:
+    """Have torch hand over the calls that are given these tensors."""
+    with _LOCK:
+        for value in values:
+            kind = type(value)
+            if issubclass(kind, _Watched):
+                _MORE[id(value)] = _MORE.get(id(value), 0) + 1
+            else:
+                value.__class__ = _watched(kind)
+
+
+def _unwatch(values: Iterable[Tensor]) -> None:
+    """Undo what :func:`_watch` did."""
+    with _LOCK:
+        for value in values:
+            more = _MORE.pop(id(value), 0) if _MORE else 0
+            if not more:
+                value.__class__ = type(value).__bases__[1]
+            elif more > 1:
+                _MORE[id(value)] = more - 1
 
 
 class Tracer:
@@ -142,29 +165,14 @@ class Tracer:
 
     def __enter__(self) -> Self:
         self._token = _TRACER.set(self)
-        with _LOCK:
-            for name, value in self._parameters.items():
-                self._watch(value, Source(value, (name,)))
+        self._sources = {id(value): Source(value, (name,)) for name, value in self._parameters.items()}
+        self._watching = list(self._parameters.values())
+        _watch(self._watching)
         return self
 
     def __exit__(self, *raised: object) -> None:
         _TRACER.reset(self._token)
-        with _LOCK:
-            for value in self._watching:
-                kind, tracers = _KINDS.pop(id(value))
-                if tracers > 1:
-                    _KINDS[id(value)] = kind, tracers - 1
-                else:
-                    value.__class__ = kind
-
-    def _watch(self, value: Tensor, source: Source) -> None:
-        number = id(value)
-        self._sources[number] = source
-        self._watching.append(value)
-        kind, tracers = _KINDS.get(number, (type(value), 0))
-        _KINDS[number] = kind, tracers + 1
-        if not tracers:
-            value.__class__ = _watched(kind)
+        _unwatch(self._watching)
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Do what is to be done in a call that is given a source."""
@@ -188,8 +196,9 @@ class Tracer:
         """Remember what was computed from parameters alone, and return it."""
         for value in (made,) if isinstance(made, Tensor) else _leaves(made):
             if isinstance(value, Tensor) and value.requires_grad and id(value) not in self._sources:
-                with _LOCK:
-                    self._watch(value, Source(value, _roots(self._given(args, kwargs)), operation))
+                self._sources[id(value)] = Source(value, _roots(self._given(args, kwargs)), operation)
+                self._watching.append(value)
+                _watch((value,))
         return made
 
     # ---- without a plan ---------------------------------------------------------------------------------------------
