@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import pairwise, repeat
 from typing import NamedTuple, Protocol
 
@@ -227,10 +227,18 @@ class Sizes:
         open_ = [bound for bound in bounds if bound._value is None]
         if not open_:
             return
-        norms = iter(lengths_of([side for bound in open_ for side in bound._sides]).unbind())
-        for bound in open_:
-            values = [next(norms) for _ in bound._sides]
-            bound._value, bound._sides = reduce(torch.mul, values) * bound._scale, ()
+        # An error belongs to a weight and a bias: its norms are computed once. Behind them come ones, for bounds of one
+        # tensor.
+        sides = {id(side): side for bound in open_ for side in bound._sides}
+        norms = lengths_of(list(sides.values()))
+        norms = torch.cat([norms, norms.new_ones(1, norms.shape[1])])
+        places = {number: place for place, number in enumerate(sides)}
+        pairs = [[*(places[id(side)] for side in bound._sides), len(sides)][:2] for bound in open_]
+        left, right = torch.tensor(pairs, device=norms.device).unbind(1)
+        scales = torch.tensor([bound._scale for bound in open_], dtype=norms.dtype, device=norms.device)
+        values = (norms[left] * norms[right]).mul_(scales[:, None]).unbind()
+        for bound, value in zip(open_, values, strict=True):
+            bound._value, bound._sides = value, ()
 
 
 class Inputs(Protocol):

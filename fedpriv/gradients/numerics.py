@@ -44,9 +44,13 @@ def lengths_of(sides: Sequence[Tensor]) -> Tensor:
     """Return what :func:`lengths` says of each of S tensors (B, ...) of the same type, without extremes, (S, B)."""
     rows = [side.flatten(1) for side in sides]
     norms = torch.stack([row_norms(row) for row in rows])
-    if norms.numel() and within(norms, math.sqrt(lost(norms.dtype)), LARGEST_SIDE[norms.dtype]):
+    least, most = math.sqrt(lost(norms.dtype)), LARGEST_SIDE[norms.dtype]
+    if norms.numel() and within(norms, least, most):
         return norms
-    return torch.stack([without_extremes(lengths(row)) for row in rows])
+    usual = ((norms > least) & (norms < most)).all(dim=1)
+    for place in torch.nonzero(~usual)[:, 0].tolist():
+        norms[place] = without_extremes(lengths(rows[place]))
+    return norms
 
 
 def scaled_norms(rows: Tensor) -> Tensor:

@@ -79,7 +79,9 @@ def draw_uniform_cosines(dimension: int, count: int, rng: np.random.Generator) -
 
 def draw_uniform_length(dimension: int, count: int, rng: np.random.Generator) -> float:
     """Draw the length of the sum of so many uniform directions in R^dimension; its own direction is uniform, too."""
-    turns = draw_uniform_cosines(dimension, max(0, count - 1), rng)
+    if count < 2:
+        return float(count)
+    turns = draw_uniform_cosines(dimension, count - 1, rng)
     return float(_walk(np.ones((1, count)), turns[None])[0])
 
 
