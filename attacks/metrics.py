@@ -144,8 +144,11 @@ def _lpips_network(hub: Path, download: bool, _: tuple[bytes, ...]) -> tuple[nn.
     """Return the network or the reason, remembered for these weights: a missing network costs its time-out once."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lpips calls torchvision in a way that torchvision warns of
-        import lpips  # seconds to import
-        from torchvision.models import SqueezeNet1_1_Weights
+        try:
+            import lpips  # seconds to import
+            from torchvision.models import SqueezeNet1_1_Weights
+        except (ImportError, OSError, RuntimeError) as error:  # torchvision raises all three beside another torch
+            return None, f"lpips or torchvision cannot be imported: {one_line(error)[:200]}"
 
         url = SqueezeNet1_1_Weights.IMAGENET1K_V1.url
         weights = hub / "checkpoints" / url.rpartition("/")[2]

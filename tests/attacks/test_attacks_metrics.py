@@ -165,6 +165,13 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+def test_lpips_without_a_torchvision_that_fits_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setitem(sys.modules, "lpips", None)
+    x = torch.zeros(1, 3, 64, 64)
+    assert "cannot be imported" in str(lpips_scores(x, x, False).reason)
+
+
 @pytest.mark.parametrize("download", [True, False])
 def test_lpips_without_weights_says_why(
     download: bool,
