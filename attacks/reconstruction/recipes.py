@@ -385,7 +385,8 @@ AT_ONCE_ALONG = 16  # of them, together
 ROUNDING = 1e-5  # share of each direction's curvature that is added to it: sums are made in float32
 PROBES = 20  # random combinations of the update from which the curvature along the others is estimated
 PROBE = 20261129  # their seed
-WEIGHTS = tuple(10.0**-power for power in range(5, 13))  # of the variation, where the mismatch is a share
+HEAVIEST, LIGHTEST = 1e-5, 1e-8  # weights of the variation, where the mismatch is a share; lower ones gain nothing
+LIGHTER = 0.1  # times the weight of the step before
 FIRST = 5  # the share of the steps that L-BFGS takes, one in so many
 STEPS = 10  # that one of Gauss-Newton counts as
 PRODUCTS = 60  # of conjugate gradients in it
@@ -414,7 +415,7 @@ def _by_curvature(
     known: dict[int, Tensor] = {}
     values, running = minimum.values, [numbers for _, numbers in by_victim(rows)]
     for turn in range(rounds):
-        weight = WEIGHTS[turn * len(WEIGHTS) // rounds]
+        weight = LIGHTEST if turn + 1 == rounds else max(LIGHTEST, HEAVIEST * LIGHTER**turn)
         for row in (row for members in running for row in members):
             if row not in known:
                 along = problem.jacobian(row, variables[row], logits[row], places)
