@@ -116,3 +116,7 @@ def _row(what: str, mechanism: str, dimension: int, blocks: int, sampling: str, 
         "fastest": min(times),
         "slowest": max(times),
     }
+
+
+if __name__ == "__main__":
+    main()

@@ -205,3 +205,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             "  {faster:>7.1f} times the loop  {peak_mib:>7.0f} MiB".format(**row, faster=loop / times[row["method"]]),
             flush=True,
         )
+
+
+if __name__ == "__main__":
+    main()

@@ -172,3 +172,7 @@ def _cases(text: str) -> list[str]:
     if wrong := [case for case in cases if not _CASE.fullmatch(case)]:
         raise argparse.ArgumentTypeError(f"{wrong[0]}: cases are such as {CASES}")
     return cases
+
+
+if __name__ == "__main__":
+    main()

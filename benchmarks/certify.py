@@ -128,3 +128,7 @@ def _smoothed(settings: dict[str, Any], config: RobustnessConfig) -> SmoothedNet
 
 def _no_images(wanted: int) -> tuple[Tensor, Tensor]:
     raise ValueError("even noise needs no public images")
+
+
+if __name__ == "__main__":
+    main()

@@ -84,3 +84,7 @@ def _membership(name: str, auc: float) -> MembershipFigures:
     return MembershipFigures(
         attack=name, auc=auc, auc_low=auc - 0.02, auc_high=auc + 0.02, tpr_at_1_percent=0.05, tpr_at_01_percent=0.01
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -139,3 +139,7 @@ def main() -> None:
             numbers = (f"{band}", f"{moved:.3f}", f"{plan.config.noise:.3f}", f"{clip:g}")
             rows.append((*numbers, in_points(shares), gained, f"{cost.ratio:.3f}", f"{cost.kept}"))
         print(Table(HEADS, rows), end="")
+
+
+if __name__ == "__main__":
+    main()

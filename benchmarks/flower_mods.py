@@ -84,3 +84,7 @@ def main() -> None:
         rows = [{"way": name, "seconds": value, "ratio": value / taken["app alone"]} for name, value in taken.items()]
         report({"way": "{way}", "CPU s": "{seconds:.3f}", "over the app alone": "{ratio:.3f}"}, rows)
         save(asked.json, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

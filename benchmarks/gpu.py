@@ -349,3 +349,7 @@ PARTS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "ray": ray,
     "commands": commands,
 }
+
+
+if __name__ == "__main__":
+    main()

@@ -190,3 +190,7 @@ def _program(path: str) -> str:
     if shutil.which(path) is None:
         raise argparse.ArgumentTypeError(f"{path}: there is no such program")
     return path
+
+
+if __name__ == "__main__":
+    main()

@@ -231,3 +231,7 @@ def main() -> None:
         show(("case", "seed", "dB", "ours", "breaching", "ratio"), rows, words=1)
         show(("case", "seed", "ours, dB", "breaching, dB"), qualities, words=1)
         save(asked.json, runs=kept)
+
+
+if __name__ == "__main__":
+    main()

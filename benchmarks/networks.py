@@ -107,3 +107,7 @@ def _passes(model: nn.Module, x: Tensor, y: Tensor) -> None:
     with until_the_end([layer.register_forward_hook(keep) for layer in layers]):
         total = example_losses(model(x), y).sum()
         torch.autograd.grad(total, edges, allow_unused=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -98,3 +98,7 @@ def _ours(way: str, root: Path) -> int:
     form = way.split(",")[0]
     dataset = load_dataset(DataConfig(name=form, path=str(root / form)), 0)
     return dataset.x_train.nbytes + dataset.x_test.nbytes
+
+
+if __name__ == "__main__":
+    main()

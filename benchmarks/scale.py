@@ -403,3 +403,7 @@ def _told(process: "subprocess.Popen[str]") -> str | None:
     """Wait until pfl's process says that it is done, and return what it says; ``None``: it has ended."""
     lines = iter(()) if process.stdout is None else iter(process.stdout)
     return next((line.removeprefix(TOLD) for line in lines if line.startswith(TOLD)), None)
+
+
+if __name__ == "__main__":
+    main()

@@ -255,3 +255,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     save(arguments.json, costs=costs, given=given, charged=lines, problems=problems, rows=[list(row) for row in rows])
     if problems:
         raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -198,3 +198,7 @@ def _draw_us(world: World) -> float:
 def _difference(left: list[Vector], right: list[Vector]) -> float:
     pairs = zip(left, right, strict=True)
     return max(float((ours[name] - theirs[name]).abs().max()) for ours, theirs in pairs for name in ours)
+
+
+if __name__ == "__main__":
+    main()

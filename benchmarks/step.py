@@ -149,3 +149,7 @@ def _fits(row: RandomNetwork, batch: int, method: str) -> bool:
         return True
     numbers = batch * sum(value.numel() for value in row.network().parameters() if value.requires_grad)
     return 2 * 4 * numbers <= LARGEST_GIB * 2**30
+
+
+if __name__ == "__main__":
+    main()

@@ -51,3 +51,7 @@ def measure(experiment: Experiment) -> None:
             ("all else", f"{whole - gradients:.1f}", f"{1 - gradients / whole:.1%}"),
         ],
     )
+
+
+if __name__ == "__main__":
+    main()

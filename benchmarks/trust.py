@@ -97,3 +97,7 @@ def rows() -> dict[str, dict[str, Any]]:
     for times in (math.sqrt(CLIENTS / least), in_all):
         found[f"central, {times:.2f} sigma"] = {"name": "central", "sigma": times * sigma}
     return found
+
+
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,7 @@ def runnable(package: str) -> dict[str, str]:
     return {
         name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
         for name, text in texts.items()
-        if "\ndef main(" in text and "__main__" not in text
+        if "\ndef main(" in text and ("StudyParser(" in text or "options(" in text)
     }
 
 

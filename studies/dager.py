@@ -92,3 +92,7 @@ def _heard(world: World, rows: Tensor) -> Observation:
     upload = Upload(0, len(world.partitions[0]), State(dict(zip(names, gradient, strict=True)), {}))
     (observation,) = observe(world, FIRST, world.initial, [upload])
     return observation
+
+
+if __name__ == "__main__":
+    main()

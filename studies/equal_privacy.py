@@ -84,3 +84,7 @@ def drawn(settings: Sequence[Setting]) -> Figure:
     axes.set_title("test accuracy, %, at the same proven ε", fontsize=10)
     axes.legend(frameon=False, labelcolor=LIGHT.text, loc="center right")
     return drawing
+
+
+if __name__ == "__main__":
+    main()

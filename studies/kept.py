@@ -68,3 +68,7 @@ def with_top_10(sweep: Path, record: TrialRecord) -> TrialRecord:
 def beside_noise(record: TrialRecord) -> set[str]:
     """Return the keys that a trial's sweep set, without those of the mechanism and the seed."""
     return {key for key in record.settings if not key.startswith("mechanism.")}
+
+
+if __name__ == "__main__":
+    main()

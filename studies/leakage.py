@@ -723,3 +723,7 @@ def _mechanisms(text: str) -> tuple[str, ...]:
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return names
+
+
+if __name__ == "__main__":
+    main()

@@ -76,3 +76,7 @@ def main() -> None:
             d = rows.shape[1] * CLASSES
             noise = asked.sigma * np.sqrt(d / clients)
             print(f"{clients} clients, d = {d}: the mean's noise is {noise:.1f} clip norms, accuracy {best:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -119,3 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for case in product(options.models, options.data, options.sigmas):
             for row in measure(options, *case):
                 print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -146,3 +146,7 @@ def main() -> None:
             without = accuracy(trained([], asked.clients, asked.rounds, seed, asked.inline))
             right, said = protected(asked.clients, asked.rounds, asked.epsilon, seed, asked.inline)
             print(f"seed {seed}: accuracy {right:.3f}, without {without:.3f}; {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

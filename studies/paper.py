@@ -280,3 +280,7 @@ def _normalised(settings: Sequence[Setting], attack: str = "iga") -> float:
         if figures.attack == attack and figures.mse_normalised is not None
     ]
     return sum(values) / len(values) if values else math.nan
+
+
+if __name__ == "__main__":
+    main()

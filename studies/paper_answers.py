@@ -147,3 +147,7 @@ def _mnist() -> tuple[Array, NDArray[np.int64], int, list[tuple[int, Array, int]
     wrong = (dataset.y_test[:REPLACED].numpy() + 1) % dataset.classes
     changes = [(at, tested[at], int(wrong[at])) for at in range(REPLACED)]
     return features, dataset.y_train[rows].numpy(), dataset.classes, changes
+
+
+if __name__ == "__main__":
+    main()

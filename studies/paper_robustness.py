@@ -247,3 +247,7 @@ def largest_row(first: FirstLayer, deviations: torch.Tensor) -> float:
         for images in unit_images(exact):
             sums += (exact(images) - zero).abs().sum(dim=0)
     return float((sums / deviations.to("cpu", torch.float64)).max())
+
+
+if __name__ == "__main__":
+    main()

@@ -106,3 +106,7 @@ def _line(trial: SeedResult) -> str:
         f"{known.student:.1%}  {known.spent:.3f}  {trial.data_dependent:.3f}  "
         f"{trial.sanitised[0]:.3f} +- {trial.sanitised[1]:.3f}"
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -267,3 +267,7 @@ def _line(axes: Axes, number: int, name: str, places: Sequence[float], values: S
 def _rows(name: str) -> list[list[str]]:
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
+
+
+if __name__ == "__main__":
+    main()

@@ -34,3 +34,7 @@ def _print(row: str, result: Robustness) -> None:
     for bound in BOUNDS:
         shares = [f"{share.value:.3f}" for norm in ("l2", "linf") for share in result.curve(norm, bound).shares]
         print(f"  {bound:9}", *shares, f"mean {radii[bound].l2:.3f} {radii[bound].linf:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

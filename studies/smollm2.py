@@ -64,3 +64,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     with parser.parsed() as asked:
         convert(asked.wheel, asked.folder)
+
+
+if __name__ == "__main__":
+    main()

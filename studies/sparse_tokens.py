@@ -107,3 +107,7 @@ def _world(network: str, batch: int, clients: int, length: int, mechanism: dict[
         "adversary": {"victims": clients},
     }
     return build_world(validated(Experiment, tree, "these arguments"))
+
+
+if __name__ == "__main__":
+    main()

@@ -284,3 +284,7 @@ def _each(readings: Sequence[TableRead]) -> Table:
     ]  # fmt: skip
     heads = ("package", "table", "rows", "columns read", "edits", "wrong, or why it does not run")
     return Table(heads, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -197,3 +197,7 @@ def _print(about: str, attack: str, result: SentenceResult, seconds: str) -> Non
     figures = " | ".join(f"{value:.2f}" for value in (result.rouge1, result.rouge2, result.rouge_l))
     right = f"{result.share_right:.0%}"
     print(f"| {about} | {attack} | {figures} | {result.exact} | {right} | {seconds} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -58,3 +58,7 @@ def _rate(summaries: list[Summary], what: str) -> str:
     hits, images = sum(getattr(attack, what) for attack in made), sum(attack.victims for attack in made)
     rate = rate_interval(hits, images)
     return f"{hits} of {images} [{rate.low:.0%}, {rate.high:.0%}]"
+
+
+if __name__ == "__main__":
+    main()

@@ -115,3 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with parser.parsed(arguments) as options:
         for tv in options.tv:
             print(json.dumps(measure(options, tv)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

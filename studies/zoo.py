@@ -335,3 +335,7 @@ def _trouble(line: Mapping[str, str]) -> str:
         own = f"; with rounded weights autograd's own move by {line['rounding']}" if line["rounding"] else ""
         return f"off by {line['error']}, most in {line['furthest']} ({line['precision']}){own}"
     return ""
+
+
+if __name__ == "__main__":
+    main()

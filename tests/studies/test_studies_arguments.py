@@ -143,6 +143,12 @@ def test_an_error_after_lost_output_is_told(
     assert told.count("\n") == 1 and told.endswith("file: No such file or directory\n")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_runs_as_a_module_too(name: str) -> None:
+    text = (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
+    assert text.endswith('\n\nif __name__ == "__main__":\n    main()\n')
+
+
 @pytest.mark.parametrize("package", ["studies", "benchmarks"])
 def test_all_that_can_be_run_is_listed(
     package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
