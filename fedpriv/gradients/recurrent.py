@@ -70,7 +70,7 @@ def _layers(cell: Cell) -> Callable[..., Callable[[], tuple[Tensor, ...]] | None
         bidirectional: bool,
         batch_first: bool | None = None,
     ) -> Callable[[], tuple[Tensor, ...]] | None:
-        if batch_first is None or isinstance(params, Tensor):
+        if not isinstance(has_biases, bool):  # packed: lengths come second, and the weights in this place
             return None
         states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
         directions = 2 if bidirectional else 1

@@ -186,14 +186,16 @@ def test_bags_of_words(mode: str, padding: int | None) -> None:
     assert same_as_one_by_one(model, words)["body"] == "ghost: EmbeddingBag"
 
 
-def test_packed_sequences_are_written_out() -> None:
+@in_one_test("body", [nn.GRU(3, 4, batch_first=True), nn.LSTM(3, 4, batch_first=True, bias=False)])
+def test_packed_sequences_are_written_out(body: nn.RNNBase) -> None:
     def function(x: Tensor, body: nn.Module, out: nn.Module) -> Tensor:
         lengths = 2 + (x[:, :, 0] > 0).sum(dim=1).clamp(max=4)
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return out(body(packed)[1][-1])
+        ends = body(packed)[1]
+        return out((ends if isinstance(ends, Tensor) else ends[0])[-1])
 
-    model = Model(function, body=nn.GRU(3, 4, batch_first=True), out=nn.Linear(4, CLASSES))
-    reason = "of body (GRU) does not count the examples, one example after the other"
+    model = Model(function, body=body, out=nn.Linear(4, CLASSES))
+    reason = f"of body ({type(body).__name__}) does not count the examples, one example after the other"
     assert reason in same_as_one_by_one(model, vectors(6, 3))[""]
 
 
