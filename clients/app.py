@@ -47,9 +47,9 @@ def train(answering: Answering, message: Message, context: Context) -> Message:
 
 
 def identify(message: Message, context: Context) -> Message:
-    """Reply with the number of the partition that this client holds, and whether it remembers after a restart."""
+    """Reply with the number of the partition that this client holds, and whether it remembers an earlier question."""
     told = MetricRecord({"partition": partition_of(context)})
-    if remembers():
+    if remembers(context):
         told["remembers"] = 1
     return Message(RecordDict({"client": told}), reply_to=message)
 

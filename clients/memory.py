@@ -62,9 +62,13 @@ def own_secret(context: Context, shared: Secret | None) -> Secret:
     return shared or Secret(kept(context, "secret", secrets.token_bytes(32)))
 
 
-def remembers() -> bool:
-    """Return whether this client's answers are on its disk, so that a restarted SuperNode gives them again."""
-    return Path(os.environ.get(MEMORY, "")).is_absolute()
+def remembers(context: Context) -> bool:
+    """Leave a secret on this client's disk, and return whether one was there: a restarted SuperNode answers by it.
+
+    That a folder is named shows nothing: a container's new one is empty.
+    """
+    drawn = secrets.token_bytes(32)
+    return Path(os.environ.get(MEMORY, "")).is_absolute() and kept(context, "secret", drawn) != drawn
 
 
 def kept(context: Context, name: str, value: bytes) -> bytes:

@@ -311,7 +311,7 @@ class Questions:
     Like ``Grid.send_and_receive``, which sleeps a fixed tenth of a second between looks: this looks sooner. By the
     question, not by the sender: for a node that has vanished the SuperLink answers in its own name. What a client's
     process did not survive, or whose answer was lost, is asked once more: the client computes the same answer. So is
-    what a restarted SuperNode has lost, if its client keeps its answers on disk; else it might give another one.
+    what a restarted SuperNode has lost, if its client's memory is on disk; else it might give another one.
     """
 
     def __init__(self, grid: Grid, probe: float = math.inf) -> None:
@@ -377,7 +377,7 @@ def _lost(probed: Message) -> Error:
     try:
         number_in(probed, "remembers")
     except (KeyError, TypeError):
-        return Error(ErrorCode.UNKNOWN, f"{lost}, and does not remember its answers: FEDPRIV_MEMORY names no folder")
+        return Error(ErrorCode.UNKNOWN, f"{lost}, and it has no memory: FEDPRIV_MEMORY names no folder, or a new one")
     return Error(ErrorCode.MESSAGE_UNAVAILABLE, lost)
 
 

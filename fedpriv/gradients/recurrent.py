@@ -62,13 +62,13 @@ def _layers(cell: Cell) -> Callable[..., Callable[[], tuple[Tensor, ...]] | None
     def rewrite(
         input: Tensor,  # (T, B, input), or (B, T, input)
         hx: Tensor | Sequence[Tensor],  # (layers directions, B, width) each
-        params: Sequence[Tensor] | Tensor,
+        params: Sequence[Tensor],
         has_biases: Any,
         num_layers: int,
         dropout: float,
         train: bool,
         bidirectional: bool,
-        batch_first: bool | None = None,
+        batch_first: bool,
     ) -> Callable[[], tuple[Tensor, ...]] | None:
         if not isinstance(has_biases, bool):  # packed: lengths come second, and the weights in this place
             return None

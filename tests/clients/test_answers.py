@@ -291,6 +291,22 @@ def test_a_round_is_not_answered_again_with_another_secret(tmp_path: Path, monke
         secret_for(context(), 1, bytes(32), None)
 
 
+def test_only_who_finds_what_it_left_on_disk_says_that_it_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is made anew has the variable and an empty folder, and would answer with other noise."""
+
+    def told() -> bool:
+        reply = client_app(None)(Message(RecordDict(), 1, "query"), context())
+        return "remembers" in reply.content.metric_records["client"]
+
+    assert not told()
+    monkeypatch.setenv(MEMORY, str(tmp_path))
+    assert [told(), told()] == [False, True]
+    (tmp_path / "77-0-secret").unlink()
+    assert not told()
+
+
 def test_of_two_processes_that_answer_for_one_client_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads stand in for processes: memory is in files, and nothing else is shared."""
     monkeypatch.setenv(MEMORY, str(tmp_path))
