@@ -155,6 +155,23 @@ def test_mixing_on_flat_images_only_is_found() -> None:
     refused(Padding(lambda model, h: h), r"layer first \(Linear\) for one example depends on the others of its batch")
 
 
+class Cut(Model):
+    """As many steps as the longest example has, as of texts: no step is taken where all have ended."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda model, h: h)
+        self.first = nn.GRU(1, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        longest = int((x != -1).sum(dim=1).max().clamp(min=1))
+        return self.last(self.first(x[:, :longest, None])[1][0])
+
+
+def test_a_model_that_takes_fewer_steps_where_all_examples_are_short_is_found() -> None:
+    """One long example would decide whether the gradients of all others can be computed, or count as zero."""
+    refused(Cut(), "Cut works otherwise on these examples than on others")
+
+
 @pytest.mark.parametrize("order", [lambda h: h.sum(dim=1).argsort(), lambda h: torch.arange(len(h)).flip(0)])
 def test_a_layer_that_sees_the_examples_in_another_order_is_found(order: Between) -> None:
     """Outputs are each example's own; the gradients of that layer are not."""
