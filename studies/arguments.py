@@ -16,6 +16,7 @@ from fedpriv.core.errors import InputError, cut, drop_output, printable
 from fedpriv.core.files import is_disk
 
 _ROOT = Path(__file__).parents[1]
+_OURS = ("attacks", "benchmarks", "clients", "fedpriv", "server", "studies")
 _MOST_DIGITS = 18
 _ROLE = re.compile(r":[a-z]+:`([^`]*)`|``([^`]*)``")
 
@@ -28,6 +29,7 @@ def run(package: str) -> None:
     parser.add_argument("name", metavar="NAME", choices=known)
     with parser.parsed(sys.argv[1:2] or ["--help"]) as asked:
         del sys.argv[1]
+        parser.prog += f" {asked.name}"
         import_module(f"{package}.{asked.name}").main()
 
 
@@ -61,7 +63,10 @@ class StudyParser(argparse.ArgumentParser):
 
     @contextmanager
     def parsed(self, arguments: Sequence[str] | None = None) -> Iterator[argparse.Namespace]:
-        """Yield the arguments; an :class:`InputError` or ``OSError`` inside ends as a wrong argument does."""
+        """Yield the arguments; inside, an :class:`InputError` or ``OSError`` ends as a wrong argument does.
+
+        So does a package that is not installed: some need what only the developers' tools bring.
+        """
         try:
             yield self.parse_args(arguments)
             sys.stdout.flush()
@@ -71,6 +76,10 @@ class StudyParser(argparse.ArgumentParser):
             if error.filename is None and (isinstance(error, BrokenPipeError) or is_disk(error)):
                 self._without_output(error)
             self.error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] in _OURS:
+                raise
+            self.error(f"needs {error.name}, which is not installed: pip install 'fedpriv[dev]'")
         except KeyboardInterrupt:
             self.exit(130, f"{self.prog}: interrupted\n")
 

@@ -1,6 +1,7 @@
 """Bad input ends a study or a benchmark with 2 and one line that names it."""
 
 import os
+import sys
 import zipfile
 from itertools import product
 from pathlib import Path
@@ -164,6 +165,23 @@ def test_all_that_can_be_run_is_listed(
     with pytest.raises(SystemExit) as ended:
         run(package)
     assert ended.value.code == 2 and "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
+    for module in ("benchmarks.methods", "benchmarks.step"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "step"])
+    with pytest.raises(SystemExit) as ended:
+        run("benchmarks")
+    told = "needs opacus.grad_sample, which is not installed: pip install 'fedpriv[dev]'"
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"python -m benchmarks step: {told}\n"
+
+
+def test_a_missing_module_of_ours_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError), StudyParser("test", None).parsed([]):
+        raise ModuleNotFoundError(name="fedpriv.missing")
 
 
 def _closed(device: str | None) -> TextIO:
