@@ -231,7 +231,7 @@ def main() -> None:
         code = _complain(line, _EXIT_INPUT)
         err.print(paste, end="\n" if paste else "", markup=False, highlight=False, soft_wrap=True)
     except click.UsageError as error:
-        code = _complain(_once(error.format_message()), _EXIT_INPUT)
+        code = _complain(_usage(error), _EXIT_INPUT)
     except RunFailedError as error:
         code = _complain(str(error), _EXIT_FAILED)
     except RunInterruptedError as error:
@@ -255,6 +255,15 @@ def _not_written(error: OSError) -> str:
         drop_output()
         return f"the output cannot be written: {error.strerror}"
     return str(stopped(error, ""))
+
+
+def _usage(error: click.UsageError) -> str:
+    """What is wrong with a command line; of an unknown command that resembles none, with those that there are."""
+    text = _once(error.format_message())
+    unknown = re.fullmatch(r"No such command .*[.]", text, re.DOTALL)
+    if unknown and error.ctx and isinstance(error.ctx.command, click.Group):
+        return f"{text} Allowed: {', '.join(error.ctx.command.list_commands(error.ctx))}"
+    return text
 
 
 def _once(text: str) -> str:

@@ -181,6 +181,7 @@ def test_a_long_attack_says_how_long_it_takes_and_in_a_log_how_far_it_is(
     ("arguments", "expected"),
     [
         (["rnu"], "fedpriv: No such command 'rnu'. Did you mean 'run'?\n"),
+        (["config", "xyz"], "fedpriv: No such command 'xyz'. Allowed: check, show, schema\n"),
         (["config", "chek"], "fedpriv: No such command 'chek'. Did you mean 'check', 'schema'?\n"),
         (
             ["data", "--unicity", "5", "--of", "csv"],
