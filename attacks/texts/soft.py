@@ -83,6 +83,12 @@ def _tables(model: nn.Module, vocabulary: int) -> list[str]:
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Embedding) and layer.num_embeddings == vocabulary
     }
+    bags = [name for name, layer in model.named_modules() if isinstance(layer, nn.EmbeddingBag)]
+    if bags and not found:
+        raise AttackRefused(
+            f"layer {bags[0]} (EmbeddingBag) hands on sums of tokens' vectors, which no attack here takes apart; the "
+            "rows of its gradient that are not zero still tell which tokens occur"
+        )
     if len({layer.weight for layer in found.values()}) != 1:
         raise AttackRefused(
             f"the network has {len(found)} embeddings with a row for each of {vocabulary} tokens; expected one"

@@ -449,6 +449,8 @@ def test_what_cannot_be_searched_is_refused() -> None:
     assert "frozen" in attacked("lookup", lora, heard).failures[0]
     with pytest.raises(AttackRefused, match="0 embeddings"):
         table_name(nn.Linear(3, 3), VOCABULARY)
+    with pytest.raises(AttackRefused, match="rows of its gradient that are not zero still tell which tokens occur"):
+        table_name(nn.Sequential(nn.EmbeddingBag(9, 4)), 9)
 
 
 @pytest.mark.parametrize("public", [None, PUBLIC[:9, None, None]])
