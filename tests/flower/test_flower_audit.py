@@ -3,8 +3,10 @@
 import hashlib
 import json
 import math
+import os
 from importlib import import_module
 from pathlib import Path
+from select import select
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +36,15 @@ from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audi
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, StrategyLayer
-from fedpriv.flower.audit.simulation import Simulated, _loaded, _loaded_apart, _overridden, observe, read_answers
+from fedpriv.flower.audit.simulation import (
+    Simulated,
+    _loaded,
+    _loaded_apart,
+    _overridden,
+    _run_in_group,
+    observe,
+    read_answers,
+)
 from fedpriv.flower.noise import Drawn, hearing_loaders, numpy_is_seeded
 from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
@@ -565,6 +575,34 @@ def test_a_folder_without_an_app_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     done = CliRunner().invoke(command_line, ["flower", "audit", str(tmp_path)])
     assert "no Flower app" in str(done.exception)
+
+
+def test_without_out_a_folder_is_made_and_goes_if_the_audit_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Path]()
+
+    def run(_: Path, out: Path, *__: Any) -> None:
+        (out / "simulation.log").write_text("half")
+        asked.append(out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedpriv.flower.audit.audit.simulate", run)
+    monkeypatch.chdir(tmp_path)
+    write_app(tmp_path / "app", {})
+    CliRunner().invoke(command_line, ["flower", "audit", "app"])
+    assert [out.parent for out in asked] == [tmp_path / "runs"] and not (tmp_path / "runs").exists()
+    done = CliRunner().invoke(command_line, ["flower", "audit", "app", "--out", "app"])
+    assert "it is there already" in str(done.exception) and len(asked) == 1
+
+
+def test_what_a_simulation_started_ends_with_it() -> None:
+    """Whoever holds a pipe's other end is gone when it is at its end."""
+    heard, held = os.pipe()
+    assert _run_in_group(["sh", "-c", "sleep 600 & exit 3"], stdout=held) == 3
+    os.close(held)
+    assert select([heard], [], [], 30)[0] == [heard] and os.read(heard, 1) == b""
+    os.close(heard)
 
 
 def hashes(folder: Path) -> dict[str, str]:

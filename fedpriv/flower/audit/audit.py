@@ -1,14 +1,16 @@
 """Audit an app: run a copy of it, list what leaves, attack it, and compare what is claimed with what is proven."""
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.files import as_json, write_whole, writing
+from fedpriv.core.files import as_json, is_empty, write_whole, writing
 from fedpriv.core.finding import Picture, read_picture
 from fedpriv.core.numbers import several
 from fedpriv.core.progress import Progress
@@ -35,9 +37,9 @@ def audit_app(
 ) -> Audit:
     """Audit the app in a folder, none of whose files is touched, and write audit.json."""
     name, start = app_name(app), time.monotonic()
-    if out.exists():
+    if out.exists() and not is_empty(out):
         raise InputError(key="--out", given=str(out), allowed="it is there already")
-    with copied(app) as copy:
+    with _gone_if_interrupted(out), copied(app) as copy:
         progress.stage(f"{name} in Flower's simulation, {several(clients, 'client')}")
         run, answers = simulate(copy, out, clients, overrides)
         attacked = _attacked(out, attacks, progress)
@@ -50,6 +52,16 @@ def audit_app(
     with writing(""):
         write_whole(out / RESULT, as_json(audit))
     return audit
+
+
+@contextmanager
+def _gone_if_interrupted(out: Path) -> Iterator[None]:
+    """Remove a folder that is half written: it can't be read, and the audit can't be gone on with."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def summed_up(name: str, run: Simulated, answers: Sequence[Answer], attacked: TappedSummary | None, out: Path) -> Audit:

@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,16 +79,24 @@ def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simul
     own = {"PYTHONPATH": paths, "FLWR_HOME": str(copy.parent / "flwr"), "FEDPRIV_RUNS": str(out)}
     command = [sys.executable, "-m", "fedpriv.flower.audit.simulation", str(copy), str(out), str(clients), overrides]
     with (out / LOG).open("w") as log:
-        done = subprocess.run(
-            command, cwd=copy, env={**os.environ, **quiet, **own}, stdout=log, stderr=log, check=False
-        )
+        code = _run_in_group(command, cwd=copy, env={**os.environ, **quiet, **own}, stdout=log, stderr=log)
     told = read_file(out / SERVER, Simulated)
     if told is None:
-        raise InputError(f"the app ends its process with {done.returncode}; its output is in {out / LOG}")
+        raise InputError(f"the app ends its process with {code}; its output is in {out / LOG}")
     if told.problem:
         said = f"the app fails by itself: {told.problem}; its output is in {out / LOG}"
         raise InputError(said if told.by_app else told.problem)
     return told, read_answers(out)
+
+
+def _run_in_group(command: Sequence[str], **given: Any) -> int:
+    """Run a program, and end all that it started, however it ends: Ray's processes outlive one that is stopped."""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, **given) as process:
+        try:
+            return process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_answers(out: Path) -> tuple[Answer, ...]:
