@@ -33,6 +33,7 @@ from fedpriv.core.cli.terminal import (
 )
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
+from fedpriv.core.numbers import several
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:  # what is heavy is imported when a command needs it
@@ -93,8 +94,7 @@ def up(
     down = (
         "fedpriv deploy down" if folder == _DEFAULT else shlex.join(["fedpriv", "deploy", "down", "--dir", str(folder)])
     )
-    several = "SuperNode" if record.nodes == 1 else "SuperNodes"
-    print_line(f"Up: {record.nodes} {several} on {record.server}, {how}; stop it with: {down}")
+    print_line(f"Up: {several(record.nodes, 'SuperNode')} on {record.server}, {how}; stop it with: {down}")
 
 
 @deploy_app.command(epilog="Example:\n\n  fedpriv deploy run configs/quickstart.toml --set federation.clients=3")

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import write_whole
+from fedpriv.core.numbers import several
 from fedpriv.deploy import flower
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.containers import DOWN, UP, take_down_containers
@@ -278,7 +279,7 @@ def _start_all(folder: DeploymentFolder, record: DeploymentRecord, tell: _Tell) 
     if not record.insecure:
         keys = [_node_key(folder, partition).with_suffix(".pub") for partition in range(record.nodes)]
         record = replace(record, node_ids=tuple(flower.register(folder, key) for key in keys))
-    tell(f"starting {record.nodes} SuperNodes and the executors")
+    tell(f"starting {several(record.nodes, 'SuperNode')} and the executors")
     for command in others:
         record = _add(folder, record, command)
 

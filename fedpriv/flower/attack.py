@@ -110,9 +110,7 @@ def attack_tapped(
     tapped = read_tapped(folder)
     if tapped is None:
         raise InputError(f"{folder} is not the folder of a tap")
-    settings = _settings(overrides, names)
-    for name in names:
-        attack_config(name, settings.get(name, {}))
+    settings = checked_settings(overrides, names)
     exchanges = read_exchanges(folder)
     everything = _heard(folder, exchanges)
     if not (everything or exchanges):
@@ -271,8 +269,8 @@ class _Campaign:
         self.scores.extend(scores)
 
 
-def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Settings by attack."""
+def checked_settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Settings by attack; raises InputError where there is no such attack or setting."""
     settings: dict[str, dict[str, Any]] = {}
     for text in overrides:
         keys, value = parse_override(text)
@@ -283,6 +281,8 @@ def _settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str, dict[
                 allowed="of a tap's folder adversary.NAME.KEY of an attack may be set",
             )
         settings.setdefault(keys[1], {})[keys[2]] = value
+    for name in {**dict.fromkeys(names), **settings}:
+        attack_config(name, settings.get(name, {}))
     return settings
 
 
@@ -622,9 +622,10 @@ def _proven(heard: Sequence[_TappedUpload]) -> str:
     epsilon = (
         f"no epsilon ({why})" if worst.epsilon is None else f"({shown_epsilon(worst.epsilon)}, {worst.delta:g})-DP"
     )
+    many = worded("images", _as_seen(heard[0]).kind)
     uses = "answer" if worst.sampling == "full" else "step"
     drawn = ", whether or not a batch has it" if worst.sampling.startswith("poisson") else ""
     return (
         f"Proven{by}, of client {worst.client} after {several(worst.participations, uses)}, {worst.adjacency}: "
-        f"{epsilon}; an attack on these arrays tells which of 100 images it was{drawn}: {limit} (chance 1.0%)."
+        f"{epsilon}; an attack on these arrays tells which of 100 {many} it was{drawn}: {limit} (chance 1.0%)."
     )

@@ -596,6 +596,24 @@ def test_without_out_a_folder_is_made_and_goes_if_the_audit_is_interrupted(
     assert "it is there already" in str(done.exception) and len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--attack", "igaa"), "attack 'igaa' is not known; did you mean iga?"),
+        (("--set", "adversary.iga.iteration=3"), "iga has no setting 'iteration'; did you mean iterations?"),
+        (("--run-config", "rounds"), "allowed are keys and values"),
+    ],
+)
+def test_what_is_wrong_is_told_before_the_simulation(
+    given: tuple[str, str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_app(tmp_path / "app", {})
+    done = CliRunner().invoke(command_line, ["flower", "audit", "app", *given])
+    assert isinstance(done.exception, InputError) and told in str(done.exception)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_what_a_simulation_started_ends_with_it() -> None:
     """Whoever holds a pipe's other end is gone when it is at its end."""
     heard, held = os.pipe()

@@ -17,7 +17,7 @@ from fedpriv.core.progress import Progress
 from fedpriv.core.reading import read_file
 from fedpriv.core.report.filters import template
 from fedpriv.flower.arrays import MASKED, STATISTICS
-from fedpriv.flower.attack import TappedSummary, attack_tapped
+from fedpriv.flower.attack import TappedSummary, attack_tapped, checked_settings
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.records import Answer, Audit, Leaving, ModAction
 from fedpriv.flower.audit.simulation import RUN, Simulated, app_name, copied, simulate
@@ -39,6 +39,8 @@ def audit_app(
     name, start = app_name(app), time.monotonic()
     if out.exists() and not is_empty(out):
         raise InputError(key="--out", given=str(out), allowed="it is there already")
+    names, settings = attacks
+    checked_settings(settings, names)  # a wrong one is told before the simulation, not after it
     with _gone_if_interrupted(out), copied(app) as copy:
         progress.stage(f"{name} in Flower's simulation, {several(clients, 'client')}")
         run, answers = simulate(copy, out, clients, overrides)

@@ -73,6 +73,7 @@ def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simul
     """Run a copy of an app in a process of its own; return what its server and its clients did."""
     if find_spec("ray") is None:
         raise InputError("Flower's simulation needs Ray: pip install 'fedpriv[ray]'")
+    _overridden(overrides)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = os.pathsep.join(filter(None, (str(copy), os.environ.get("PYTHONPATH", ""))))
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
