@@ -31,7 +31,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.engines.inline import InlineGrid
 from fedpriv.flower import tap
-from fedpriv.flower.app_settings import TapSettings
+from fedpriv.flower.app_settings import TapSettings, read_settings
 from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
@@ -42,6 +42,7 @@ from fedpriv.flower.audit.simulation import (
     _loaded_apart,
     _overridden,
     _run_in_group,
+    copied,
     observe,
     read_answers,
 )
@@ -612,6 +613,14 @@ def test_what_is_wrong_is_told_before_the_simulation(
     done = CliRunner().invoke(command_line, ["flower", "audit", "app", *given])
     assert isinstance(done.exception, InputError) and told in str(done.exception)
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_wrong_with_a_copy_is_told_of_the_app(tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app", {})
+    with pytest.raises(InputError) as raised, copied(app) as copy:
+        (copy / "fedpriv.toml").write_text("[tap]\nrounds = 0\n")
+        read_settings(copy / "fedpriv.toml")
+    assert str(raised.value).startswith(f"{app}/fedpriv.toml: tap.rounds = 0: ")
 
 
 def test_what_a_simulation_started_ends_with_it() -> None:

@@ -66,7 +66,10 @@ def copied(app: Path) -> Iterator[Path]:
             shutil.copytree(app, copy, ignore=shutil.ignore_patterns(*_LEFT_OUT), ignore_dangling_symlinks=True)
         except (OSError, shutil.Error) as error:
             raise InputError(key="APP", given=str(app), allowed=f"it cannot be copied: {reason_of(error)}") from None
-        yield copy
+        try:
+            yield copy
+        except InputError as error:  # it is told of files that are gone by then
+            raise InputError(str(error).replace(str(copy), str(app))) from None
 
 
 def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simulated, tuple[Answer, ...]]:
