@@ -34,9 +34,9 @@ def measure(options: argparse.Namespace, tv: float) -> dict[str, Any]:
     """Return one row: the figures of all victims with one weight of the total variation."""
     world = build_world(_experiment(options))
     uploads, config = heard(world), _settings(options, tv)
-    began = time.perf_counter()
+    began = time.process_time()
     made = run_attack(AttackJob(options.attack, uploads, world.model, config, options.seed))
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     guess = guesses(world.dataset.x_test[:1000].float() / 255)
     scores, guessed = [], []
     for client, reconstruction in enumerate(made):
