@@ -1,6 +1,6 @@
 """What can be added by one file, each under its name: mechanisms, attacks, data sets, networks, and so on.
 
-Of each kind there are ours, one module each in a package of ours, and those of other packages, which name them as entry
+Of each kind there are ours, in modules of a package of ours, and those of other packages, which name them as entry
 points: in pyproject.toml of a package of yours
 
     [project.entry-points."fedpriv.mechanisms"]
@@ -45,7 +45,7 @@ def capabilities(module: str) -> Iterator[ModuleType]:
 class Registry(Mapping[str, type[Any]]):
     """Classes by name, most of them of settings, imported when first used; ours first, then others by name.
 
-    One of ours whose file has its name is imported alone where it is asked for.
+    One of ours whose file has its name is imported alone where it is asked for; else all are.
 
     Attributes:
         what: one thing of the kind, for people.

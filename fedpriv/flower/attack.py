@@ -53,8 +53,8 @@ from fedpriv.flower.learner import Learner, Replay, as_learned, learner_of, own_
 from fedpriv.flower.uploads import revealed
 from fedpriv.flower.watch import MOST_IMAGES, OWN_LOSS
 from fedpriv.mechanisms import recorded_mechanism
+from fedpriv.mechanisms.filters import recognised
 from fedpriv.mechanisms.gaussian import as_normal
-from fedpriv.mechanisms.machinery.filters import recognised
 
 _RESULT = "attacks.json"
 _HOLDS: Mapping[Form, str] = {

@@ -28,7 +28,7 @@ from fedpriv.flower.folder import Exchange, TrainedOn
 from fedpriv.flower.watch import OWN_LOSS, Task
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
-from fedpriv.mechanisms.machinery.filters import recognised
+from fedpriv.mechanisms.filters import recognised
 from fedpriv.models.machinery.logits import LogitsOf, logits_in
 
 OFF = 0.02

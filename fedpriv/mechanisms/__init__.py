@@ -1,4 +1,4 @@
-"""Privacy mechanisms, one file each: its settings, its release, its proof, and its descriptions.
+"""Privacy mechanisms, a file for each or for a family: settings, release, proof, and descriptions.
 
 Loading an experiment imports these files, so they import torch and scipy only where they use them.
 """

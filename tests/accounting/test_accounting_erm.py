@@ -25,7 +25,7 @@ from fedpriv.accounting.release import Release
 from fedpriv.algorithms.erm.training import _minimum, bounded_features, trained_parameters, usual_length
 from fedpriv.core.errors import InputError
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.mechanisms.machinery.model_noise import spread_noise
+from fedpriv.mechanisms.model_noise import spread_noise
 from fedpriv.models.machinery.convex import Objective
 from tests.cases import in_one_test
 

@@ -12,7 +12,7 @@ from fedpriv.core.plan import plan_client
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.mechanisms.machinery.filters import Filter, recognised
+from fedpriv.mechanisms.filters import Filter, recognised
 from tests.cases import in_one_test
 
 FILTERS = {

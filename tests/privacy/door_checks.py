@@ -56,7 +56,7 @@ from fedpriv.core.world import State, World, build_world
 from fedpriv.engines.inline import simulated
 from fedpriv.flower import privatise
 from fedpriv.mechanisms.central import CentralFamily
-from fedpriv.mechanisms.machinery.model_noise import spread_noise
+from fedpriv.mechanisms.model_noise import spread_noise
 from fedpriv.prompts.language import Counting
 from fedpriv.prompts.run import start_icl
 from fedpriv.server.exchange import question
@@ -395,8 +395,7 @@ def without_model_noise(patch: Patch) -> None:
     def silent(*given: Any) -> Floats:
         return 1e-9 * spread_noise(*given)
 
-    for module in ("output", "objective"):
-        patch.setattr(f"fedpriv.mechanisms.{module}.spread_noise", silent)
+    patch.setattr("fedpriv.mechanisms.model_noise.spread_noise", silent)
 
 
 # ---- somebody else's Flower app -------------------------------------------------------------------------------------

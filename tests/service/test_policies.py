@@ -11,7 +11,7 @@ from fedpriv.accounting.convex_models import ClaimedSensitivity
 from fedpriv.attacks.scene import exact_logits
 from fedpriv.core.errors import InputError
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
-from fedpriv.mechanisms.machinery.model_noise import spread_noise
+from fedpriv.mechanisms.model_noise import spread_noise
 from fedpriv.models.machinery.convex import softmax
 from fedpriv.service.policies import Draws, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.proof import calibrated_level

@@ -76,7 +76,7 @@ class Erm(Rounds, ModelRelease):
         """Refuse convex problems of which nothing is proven with the mechanism, or which float64 may not solve."""
         from fedpriv.accounting.convex_models import refuse_unsolvable
         from fedpriv.algorithms.erm.training import problem_of
-        from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
+        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
         config = experiment.mechanism
         if not isinstance(config, ModelNoiseSettings):
@@ -116,7 +116,7 @@ class Erm(Rounds, ModelRelease):
     @override
     def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
         from fedpriv.algorithms.erm.training import client_problem, feature_length
-        from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
+        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
         problem = client_problem(world, plan.client)
         if not isinstance(plan.config, ModelNoiseSettings):

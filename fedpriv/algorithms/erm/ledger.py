@@ -6,7 +6,7 @@ from fedpriv.algorithms.erm.settings import ErmConfig
 from fedpriv.algorithms.erm.training import client_problem
 from fedpriv.core.plan import Plan
 from fedpriv.core.world import World
-from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings
+from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
 
 def model_noise(world: World, plan: Plan) -> float | None:

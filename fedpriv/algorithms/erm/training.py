@@ -21,7 +21,7 @@ from fedpriv.core.world import World
 from fedpriv.data.datasets import Dataset
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms import MechanismSettings
-from fedpriv.mechanisms.machinery.model_noise import ModelNoiseSettings, Weights
+from fedpriv.mechanisms.model_noise import ModelNoiseSettings, Weights
 from fedpriv.models.machinery.convex import Objective, minimised
 
 _LOG = logging.getLogger(__name__)

@@ -290,11 +290,11 @@ class MechanismSettings(Settings):
     marker: ClassVar[str] = "P"  # in plots, as matplotlib names it
     proven_by: ClassVar[str] = "fedpriv.accounting.proofs:NoProof"  # where its proof is, imported when asked for
     protects: ClassVar[bool] = True  # whether it changes what training uploads
-    # whether it hides numbers without noise (`fedpriv.mechanisms.machinery.filters`): this is often mistaken for
+    # whether it hides numbers without noise (`fedpriv.mechanisms.filters`): this is often mistaken for
     # privacy, so reports say in red that nothing is proven
     filters: ClassVar[bool] = False
     # whether it acts on gradients or updates; else on a model that a client trains alone
-    # (`fedpriv.mechanisms.machinery.model_noise`)
+    # (`fedpriv.mechanisms.model_noise`)
     on_gradients: ClassVar[bool] = True
     # where the full noise is added, which decides who must be trusted (`NoiseAt`)
     noise_at: ClassVar[NoiseAt] = "clients"

@@ -19,7 +19,7 @@ from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.names import Adjacency
 from fedpriv.core.registry import Registry
 from fedpriv.core.settings import Epsilon, Positive, Real, Settings
-from fedpriv.mechanisms.machinery.model_noise import spread_noise
+from fedpriv.mechanisms.model_noise import spread_noise
 
 if TYPE_CHECKING:
     import numpy as np
