@@ -18,13 +18,12 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each, trouble
 from fedpriv.attacks.observation import CandidateLists, Observation, PublicSettings, in_order
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Progress, Reconstruction, preflight
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cross_entropy
 from fedpriv.attacks.reconstruction.upload_model import whole_numbers
-from fedpriv.attacks.settings import AttackSettings, known_attack
+from fedpriv.attacks.settings import Access, AttackSettings, known_attack
 from fedpriv.attacks.simulation import Sent, SimulationCheck
 from fedpriv.core import errors
 from fedpriv.core.config.error_text import validated

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedpriv.attacks.access import Access
+from fedpriv.attacks.settings import Access
 from fedpriv.core.figure import CurvePoint, Figure
 from fedpriv.core.reading import Record
 from fedpriv.core.settings import Settings

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fedpriv.attacks.access import Access
+from fedpriv.attacks.settings import Access
 from fedpriv.core import records
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.columns import worded

@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import PublicSettings
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.attacks.settings import ActiveSettings
+from fedpriv.attacks.settings import Access, ActiveSettings
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.algorithm import preparation_of, transport_of
 from fedpriv.core.asked_log import questions, replay

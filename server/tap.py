@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import Observation, PublicSettings, TextFormat, write_observation
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.threat import OUTSIDER, ThreatModel, threat_model
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.config import Experiment

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import Truth, score
-from fedpriv.attacks.texts.uploads.dager import DagerSettings
+from fedpriv.attacks.texts.uploads.gradients import DagerSettings
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD

@@ -33,8 +33,7 @@ from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.intervals import best_interval
 from fedpriv.attacks.methods.candidate import CandidateSettings
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
-from fedpriv.attacks.methods.dlg import DlgSettings
-from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.dlg import DlgSettings, IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.methods.map import MapSettings
 from fedpriv.attacks.observation import Observation

@@ -15,8 +15,7 @@ import torch
 from fedpriv.attacks.baselines import best_guess_mse, guesses
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
-from fedpriv.attacks.methods.dlg import DlgSettings
-from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.dlg import DlgSettings, IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.referee import Truth, score

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.report import Probe, write_probe
 from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.attacks.questions import OpenEndpoint, endpoints
 from fedpriv.attacks.scene import Counted, Network, ProbeReferee, ProbeScene, Public, Rehearsal
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.threat import ThreatModel, prober
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError

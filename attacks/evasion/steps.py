@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpriv.attacks.evasion.table import EvasionAttack
+from fedpriv.attacks.evasion.methods import EvasionAttack
 from fedpriv.attacks.intervals import binomial_upper
 from fedpriv.core.errors import InputError
 from fedpriv.core.names import NormName

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.access import Access
-from fedpriv.attacks.settings import GRADIENT_MATCHING, AttackSettings, Runs
+from fedpriv.attacks.settings import GRADIENT_MATCHING, Access, AttackSettings, Runs
 from fedpriv.core.registry import ATTACKS
 
 

@@ -1,4 +1,4 @@
-"""Deep Leakage from Gradients (Zhu et al. 2019)."""
+"""Deep Leakage from Gradients (Zhu et al. 2019), and with labels first (iDLG, Zhao et al. 2020)."""
 
 from typing import ClassVar
 
@@ -30,3 +30,18 @@ class DlgSettings(MatchingSettings):
             Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
             Recipe("squared-distance", "lbfgs", variables="pixels", labels=("known", "optimised")),
         )
+
+
+@ATTACKS.register
+class IdlgSettings(DlgSettings):
+    """Labels are read off the last layer; then as DLG."""
+
+    name: ClassVar[str] = "idlg"
+    title: ClassVar[str] = "Improved Deep Leakage from Gradients"
+    label: ClassVar[str] = "iDLG"
+    reference: ClassVar[str] = "Zhao, Mopuri and Bilen: iDLG: Improved Deep Leakage from Gradients, 2020"
+
+    @classmethod
+    @override
+    def methods(cls) -> tuple[Recipe, ...]:
+        return (Recipe("squared-distance", "lbfgs", variables="decorrelated"),)

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.access import Access
-from fedpriv.attacks.settings import GRADIENT_MATCHING, ActiveSettings, Runs
+from fedpriv.attacks.settings import GRADIENT_MATCHING, Access, ActiveSettings, Runs
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, Integer
 

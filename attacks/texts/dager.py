@@ -30,7 +30,7 @@ from fedpriv.attacks.texts.scene import Reading, Sentences, TextScene, padded
 from fedpriv.attacks.texts.scoring import Language, Texts
 from fedpriv.attacks.texts.search import Climb, Ground
 from fedpriv.attacks.texts.soft import lookup_layers
-from fedpriv.attacks.texts.uploads.dager import DagerSettings
+from fedpriv.attacks.texts.uploads.gradients import DagerSettings
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import NO_TARGET, next_targets
 from fedpriv.gradients.calls import dropout_layers

@@ -23,7 +23,7 @@ from fedpriv.gradients.calls import copied
 
 if TYPE_CHECKING:
     from fedpriv.attacks.reconstruction.engine import AttackJob
-    from fedpriv.attacks.texts.settings import TextAttackSettings
+    from fedpriv.attacks.texts.uploads import TextAttackSettings
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,8 +41,7 @@ from fedpriv.attacks.texts.scoring import (
     trained_network,
 )
 from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, token_vectors
-from fedpriv.attacks.texts.uploads.lamp import LampSettings
-from fedpriv.attacks.texts.uploads.text_map import TextMapSettings
+from fedpriv.attacks.texts.uploads.gradients import LampSettings, TextMapSettings
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import next_targets
 from fedpriv.gradients import Vector

@@ -849,7 +849,7 @@ class ThreatRecord(Record):
     knows: tuple[str, ...] = ()  # what else they know (Kerckhoffs: by default everything but the secrets)
     withheld: tuple[str, ...] = ()  # what they never get
     conduct: str = ""  # whether they only listen or also interfere
-    grants: tuple[str, ...] = ()  # what attacks may build on, by the names of `fedpriv.attacks.access.Access`
+    grants: tuple[str, ...] = ()  # what attacks may build on, by the names of `fedpriv.attacks.settings.Access`
 
 
 # ---- summary.json: the result of a run in one object -----------------------------------------------------------------

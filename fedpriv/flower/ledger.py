@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.accounting import ceilings
 from fedpriv.core.errors import InputError, RefusedError
-from fedpriv.core.files import as_json, write_whole, writing_to
-from fedpriv.core.journal import Journal
+from fedpriv.core.files import Journal, as_json, write_whole, writing_to
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import LedgerLine
 

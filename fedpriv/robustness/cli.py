@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 from typing_extensions import override
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.commands import Probing, ReadyProbe
-from fedpriv.attacks.evasion.table import EVASIONS, NOISELESS
+from fedpriv.attacks.evasion.methods import EVASIONS, NOISELESS
+from fedpriv.attacks.settings import Access
 from fedpriv.core.cli.terminal import (
     Json,
     Quiet,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.evasion.methods import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.evasion.steps import Ball, EvasionAttempt, EvasionTrial, PlainTarget, Target, Victims, attempts
-from fedpriv.attacks.evasion.table import EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Interval

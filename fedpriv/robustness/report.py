@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.attacks.evasion.methods import EVASIONS, NOISELESS
 from fedpriv.attacks.evasion.steps import EvasionAttempt
-from fedpriv.attacks.evasion.table import EVASIONS, NOISELESS
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import override
 
-from fedpriv.attacks.evasion.table import EVASIONS, NOISELESS
+from fedpriv.attacks.evasion.methods import EVASIONS, NOISELESS
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import SECTIONS

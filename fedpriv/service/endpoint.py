@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedpriv.attacks.questions import Answers, UsedUpError
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.journal import Journal
+from fedpriv.core.files import Journal
 from fedpriv.core.randomness import Secret
 from fedpriv.data.datasets import Dataset
 from fedpriv.service.features import Features, pixels

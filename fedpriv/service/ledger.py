@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.core.journal import Journal
+from fedpriv.core.files import Journal
 
 OWNER = "owner"
 """The user of questions that need no key: those of whoever has the folder."""

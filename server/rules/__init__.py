@@ -1,4 +1,4 @@
-"""Aggregation rules, one file each: from the uploads of a round to one; they import numpy, torch, Flower lazily."""
+"""Aggregation rules, from the uploads of a round to one: their base; they import numpy, torch, Flower lazily."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,21 +1,25 @@
-"""The mean of the uploads (McMahan et al. 2017), weighted by their numbers of examples or uniformly."""
+"""Means of the uploads, and the median: rules that put them together coordinate by coordinate."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
 from typing_extensions import override
 
 from fedpriv.core.registry import RULES
-from fedpriv.server.rules import Rule
+from fedpriv.core.settings import Real
+from fedpriv.server.rules import CoordinateRule, Rule
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedpriv.core.world import State
     from fedpriv.server.uploads import Upload
 
 
 @RULES.register
 class Mean(Rule):
-    """All uploads count: a single wrong one upsets it."""
+    """Weighted by examples or uniformly (McMahan et al. 2017): a single wrong upload upsets it."""
 
     name = "mean"
     needs_each = False
@@ -35,3 +39,51 @@ def mean_upload(uploads: "Sequence[Upload]", weighting: str) -> "State":
         weighted_sum([upload.state.parameters for upload in uploads], weights),
         weighted_sum([upload.state.buffers for upload in uploads], weights),
     )
+
+
+LEAST = 3  # uploads of which a single wrong one does not upset it
+
+
+@RULES.register
+class Median(CoordinateRule):
+    """Of each coordinate (Yin et al. 2018); between the two middle values where their number is even."""
+
+    name = "median"
+
+    @override
+    def combine(self, rows: "np.ndarray") -> "np.ndarray":
+        import numpy as np
+
+        return np.asarray(np.median(rows, axis=0))
+
+    @override
+    def warnings(self, clients: int) -> list[str]:
+        if clients >= LEAST:
+            return []
+        return [f"federation.aggregation = {self.name!r} of {clients} uploads a round: one wrong upload can set it"]
+
+
+@RULES.register
+class TrimmedMean(CoordinateRule):
+    """Without the extreme values of each coordinate (Yin et al. 2018), as Flower computes it."""
+
+    name = "trimmed-mean"
+
+    trim: Annotated[Real, Field(ge=0, lt=0.5)] = Field(
+        0.2, description="trimmed-mean: share of the uploads left out at each end, in each coordinate"
+    )
+
+    @override
+    def combine(self, rows: "np.ndarray") -> "np.ndarray":
+        from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+
+        return trim_mean(rows, self.trim)
+
+    @override
+    def warnings(self, clients: int) -> list[str]:
+        if int(self.trim * clients) > 0:
+            return []
+        return [
+            f"federation.aggregation = {self.name!r} with trim = {self.trim:g} removes none of a round's {clients} "
+            "uploads: it is their mean, which one wrong upload can set"
+        ]

@@ -14,7 +14,7 @@ from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.attacks.texts.attention import find_probes, inputs_of
 from fedpriv.attacks.texts.dager import Span, Unusable, likely_tokens, present_tokens, span_of
 from fedpriv.attacks.texts.scene import TextScene
-from fedpriv.attacks.texts.uploads.dager import DagerSettings
+from fedpriv.attacks.texts.uploads.gradients import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.models.gpt import GptSettings
 from fedpriv.models.machinery.adapters import with_lora

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpriv.attacks.evasion.methods import EVASIONS, EvasionAttack, named_evasion, noiseless_name
 from fedpriv.attacks.evasion.steps import Ball, EvasionTrial, PlainTarget, gradient
-from fedpriv.attacks.evasion.table import EVASIONS, EvasionAttack, named_evasion, noiseless_name
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import torch_stream
 from fedpriv.robustness.build import even_smoothing

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.evasion.methods import EVASIONS
 from fedpriv.attacks.evasion.steps import Ball, EvasionTrial, Victims, attempts
-from fedpriv.attacks.evasion.table import EVASIONS
 from fedpriv.core.randomness import torch_stream
 from tests.cases import in_one_test
 from tests.robustness.test_smoothing_exact import SHAPE, Linear, radii

@@ -9,9 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from fedpriv.attacks.methods.custom import CustomSettings
-from fedpriv.attacks.methods.iga import IgaSettings
-from fedpriv.attacks.methods.iga_fast import IgaFastSettings
-from fedpriv.attacks.methods.iga_modern import IgaModernSettings
+from fedpriv.attacks.methods.iga import IgaFastSettings, IgaModernSettings, IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import Features, read_feature_starts, read_features

@@ -19,7 +19,6 @@ from attack_victims import (
 )
 from torch import Tensor, nn
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.imprint import ImprintSettings
@@ -30,6 +29,7 @@ from fedpriv.attacks.reconstruction.first_layer.imprint import (
     find_imprint_layers,
 )
 from fedpriv.attacks.referee import Truth, score
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.threat import LISTENERS, ThreatModel, threat_model
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.core.config.sections import ACTIVE_LISTENERS

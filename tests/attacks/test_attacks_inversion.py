@@ -11,6 +11,7 @@ from torch import Tensor
 from fedpriv.attacks.endpoint.probes.mi_face import (
     Descent,
     MiFace,
+    MiFaceByAnswers,
     by_answers,
     by_model,
     invert,
@@ -18,7 +19,6 @@ from fedpriv.attacks.endpoint.probes.mi_face import (
     total_variation,
     two_sentences,
 )
-from fedpriv.attacks.endpoint.probes.mi_face_answers import MiFaceByAnswers
 from fedpriv.attacks.scene import ProbeReferee
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval

@@ -13,8 +13,7 @@ from attack_victims import parameters_of
 from torch import Tensor, nn
 
 from fedpriv.attacks import metrics
-from fedpriv.attacks.methods.dlg import DlgSettings
-from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.dlg import DlgSettings, IdlgSettings
 from fedpriv.attacks.methods.iga import IgaSettings
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, run_attack

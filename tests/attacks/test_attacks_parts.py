@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.methods.custom import CustomSettings
-from fedpriv.attacks.methods.dlg import DlgSettings
-from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.dlg import DlgSettings, IdlgSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network

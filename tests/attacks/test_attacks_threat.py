@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from fedpriv.attacks.access import Access
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.threat import LISTENERS, prober, probers, threat_model
 from fedpriv.core.config import AdversaryConfig, Experiment
 from fedpriv.core.errors import InputError

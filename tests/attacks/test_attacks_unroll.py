@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from attack_victims import NONE, digits, lenet, mlp, normalise, parameters_of, settings
 from torch import Tensor, nn
 
-from fedpriv.attacks.methods.dlg import DlgSettings
-from fedpriv.attacks.methods.idlg import IdlgSettings
+from fedpriv.attacks.methods.dlg import DlgSettings, IdlgSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedpriv.attacks.cli import _TAPPED, _results, _said_of
-from fedpriv.attacks.evasion.table import EVASIONS
+from fedpriv.attacks.evasion.methods import EVASIONS
 from fedpriv.core.cli.terminal import plain
 from fedpriv.core.records import AttackResult, SentenceResult
 from fedpriv.core.registry import ATTACKS, PROBES

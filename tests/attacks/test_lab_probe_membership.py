@@ -14,11 +14,11 @@ from fedpriv.attacks.endpoint.probes.two_answers import TwoAnswers
 from fedpriv.attacks.membership.attacks import label_logits, wrong_log_probabilities
 from fedpriv.attacks.membership.probes.answers import (
     MembershipByAnswers,
+    MembershipByLabels,
     answer_signals,
     membership_figures,
     reference_answers,
 )
-from fedpriv.attacks.membership.probes.labels import MembershipByLabels
 from fedpriv.attacks.membership.probes.synthetic import MembershipBySynthesis
 from fedpriv.attacks.references import pairs_within
 from fedpriv.core.errors import InputError

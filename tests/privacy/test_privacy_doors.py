@@ -140,7 +140,7 @@ QUIET: dict[str, str] = {
     **dict.fromkeys(
         ("network: clients/memory.py", "network: fedpriv/flower/arrays.py", "network: fedpriv/core/wire.py"), _FLOWER
     ),
-    **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/trimmed_mean", "uploads")), _FLOWER),
+    **dict.fromkeys((f"network: server/{word}.py" for word in ("app", "rules/mean", "uploads")), _FLOWER),
     **dict.fromkeys((f"network: fedpriv/flower/{word}.py" for word in ("_tap", "noise")), "see mod: tap"),
     "network: fedpriv/core/algorithm.py": "names types of messages, and sends none",
     "network: fedpriv/deploy/messages.py": "passes on what others have sent",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedpriv.attacks.evasion.methods import EVASIONS
 from fedpriv.attacks.evasion.steps import Ball, EvasionAttempt, EvasionTrial, Victims, attempts
-from fedpriv.attacks.evasion.table import EVASIONS
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.lab import resume_run

@@ -16,12 +16,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedpriv.accounting.ceiling import membership_advantage
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.intervals import rate_interval
 from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
 from fedpriv.attacks.questions import Questions
 from fedpriv.attacks.references import draw_game, pairs_within
 from fedpriv.attacks.scene import ProbeReferee, ProbeScene, Public, probabilities
+from fedpriv.attacks.settings import Access
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count

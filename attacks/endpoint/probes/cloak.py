@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.endpoint.probes.extraction import descend, mixed_images, trained_copy
 from fedpriv.attacks.probing import ModelAttack, ProbeOutcome, Shown
 from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, Public, outputs, probabilities
+from fedpriv.attacks.settings import Access
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CONFIDENCE, Figure, Interval
 from fedpriv.core.randomness import numpy_stream, torch_stream

@@ -17,12 +17,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedpriv.attacks import metrics
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.intervals import median_interval, rate_interval
 from fedpriv.attacks.probing import Inverted, ModelAttack, ProbeOutcome
 from fedpriv.attacks.questions import Questions
 from fedpriv.attacks.reconstruction.priors import fit_prior
 from fedpriv.attacks.scene import Network, ProbeReferee, ProbeScene, probabilities, rounding_unit
+from fedpriv.attacks.settings import Access
 from fedpriv.core.figure import Figure
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.registry import PROBES
@@ -314,3 +314,30 @@ class MiFace(ModelAttack):
         parts = [f"cost {'1 - p' if self.cost == '1-p' else '-log p'}", f"start {self.start}"]
         parts += [f"{key} {value:g}" for key in ("blur", "variation", "prior") if (value := getattr(self, key))]
         return ", ".join(parts)
+
+
+@PROBES.register
+class MiFaceByAnswers(MiFace):
+    """The first step takes d + 1 questions for all classes together, each further one d + 1 a class."""
+
+    name: ClassVar[str] = "mi-face-answers"
+    title: ClassVar[str] = "Model inversion through answers"
+    needs: ClassVar[tuple[Access, ...]] = (Access.ANSWERS,)
+
+    difference: Annotated[Real, Field(gt=0, le=0.5)] = Field(
+        0.01, description="by which a pixel is changed, from 0 to 1; larger where answers are rounded"
+    )
+
+    @override
+    def refusal(self, scene: ProbeScene) -> str | None:
+        if scene.labels_only:
+            return f"{self.name} follows probabilities, and this policy names labels only"
+        if scene.budget <= scene.pixels:
+            return f"{self.name} takes {scene.pixels + 1} questions for its first step, and {scene.budget} are answered"
+        return super().refusal(scene)
+
+    @override
+    def gradient(self, scene: ProbeScene) -> tuple[Gradient, Callable[[], int]]:
+        endpoint = scene.open()
+        estimate = by_answers(endpoint, scene.budget, self.costs(), self.auxiliary(scene), self.difference)
+        return estimate, lambda: endpoint.asked

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from fedpriv.accounting import Ceiling, Ledger, Release, ceilings, guarantee
 from fedpriv.accounting.estimated import bounds_release, person_with_bounds, surer, told_from, with_bounds
 from fedpriv.accounting.people import Share, person
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import OTHERS
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.asked_log import released_rounds, replay, rounds_by_client
 from fedpriv.core.budget import Budget, last_round

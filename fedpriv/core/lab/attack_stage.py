@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import AttackOutcome, Campaign, attack_each, trouble
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import (
@@ -28,6 +27,7 @@ from fedpriv.attacks.reconstruction import (
     stackable,
 )
 from fedpriv.attacks.referee import Scores, Truth, bare, guessed_by_chance, missed, public_guesses, score, score_guesses
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.simulation import Mismatch, simulated_images
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.asked_log import rounds_by_client

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.metrics import LEAST_PADDED
 from fedpriv.attacks.observation import CandidateLists, Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.reconstruction.priors import read_trained_prior
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.simulation import RANDOM, Sent, SimulationCheck
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.cohort import stack_of

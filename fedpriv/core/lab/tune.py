@@ -13,14 +13,13 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.baselines import Guess, guesses
 from fedpriv.attacks.campaign import attack_each
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.observation import Observation, list_observations, read_observation
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.referee import Truth, score, score_guesses
-from fedpriv.attacks.settings import AttackSettings, known_attack
+from fedpriv.attacks.settings import Access, AttackSettings, known_attack
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.config import load_experiment, load_run
 from fedpriv.core.config.rules import refuse_texts

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.access import Access
 from fedpriv.attacks.observation import (
     OTHERS,
     CandidateLists,
@@ -18,6 +17,7 @@ from fedpriv.attacks.observation import (
     read_observation,
 )
 from fedpriv.attacks.referee import Truth
+from fedpriv.attacks.settings import Access
 from fedpriv.attacks.threat import threat_model
 from fedpriv.clients.training import local_upload
 from fedpriv.core.errors import InputError

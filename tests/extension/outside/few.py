@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedpriv.attacks.evasion.table import EvasionAttack
+from fedpriv.attacks.evasion.methods import EvasionAttack
 
 
 class Few(EvasionAttack):
