@@ -765,7 +765,7 @@ def without_noise_of_answers(patch: Patch) -> None:
 
 def without_noise_of_the_run(patch: Patch) -> None:
     """A run without noise under the policy that rests on the run's."""
-    patch.setattr("fedpriv.service.policies.post_processing.PostProcessing.check", lambda *_: None)
+    patch.setattr("fedpriv.service.policies.network.PostProcessing.check", lambda *_: None)
     patch.setitem(PRIVATE, "name", "none")
     patch.delitem(PRIVATE, "sigma")
 

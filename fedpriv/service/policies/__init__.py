@@ -1,4 +1,4 @@
-"""What an endpoint answers, one file a policy: what it shows of the scores, and what is proven; imported lazily.
+"""What an endpoint answers, by policy: what it shows of the scores, and what is proven; imported lazily.
 
 The noise of answers is a function of a secret, or comes from OpenDP's exact samplers, which nothing repeats.
 """

@@ -21,7 +21,7 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.service.opening import open_service, with_earlier
 from fedpriv.service.policies import Facts
-from fedpriv.service.policies.none import Exact
+from fedpriv.service.policies.network import Exact
 from fedpriv.service.records import Service, made_service
 from fedpriv.service.settings import ServiceConfig
 
