@@ -1,1 +1,1 @@
-"""The data sets, one file each: its name and public constants, how it is read, counted and fetched."""
+"""The data sets: of each its name and public constants, and how it is read, counted and fetched."""
