@@ -30,10 +30,9 @@ from fedpriv.attacks.reconstruction.matching import Evaluator, Matcher, angle, t
 from fedpriv.attacks.reconstruction.upload_model import UploadModel, Victim
 from fedpriv.diagnosis.cost import peak_mib
 from fedpriv.mechanisms.none import NoMechanism
-from fedpriv.models.convnet import ConvnetSettings
-from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.convnets import ConvnetSettings, LenetSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 from studies.arguments import listed, whole, wholes
 
 MODELS = {

@@ -32,9 +32,9 @@ from fedpriv.core.randomness import Secret, torch_stream
 from fedpriv.data.datasets import Dataset, load_dataset
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.convnets import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 from studies.arguments import whole
 
 CASES = (

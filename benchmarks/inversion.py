@@ -37,7 +37,7 @@ from fedpriv.attacks.settings import known_attack
 from fedpriv.core.config import DataConfig, validated
 from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import Dataset, load_dataset
-from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.convnets import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 from fedpriv.models.machinery.settings import ModelSettings
 from studies.arguments import whole

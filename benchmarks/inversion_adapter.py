@@ -20,7 +20,7 @@ from torch import nn
 
 
 def convnet(parameters: dict[str, torch.Tensor]) -> nn.Sequential:
-    """The ConvNet of fedpriv (``fedpriv/models/convnet.py``), with these parameters."""
+    """The ConvNet of fedpriv (``fedpriv/models/convnets.py``), with these parameters."""
     pooled = {"conv2", "conv4"}
     layers: list[tuple[str, nn.Module]] = []
     for name in ("conv1", "conv2", "conv3", "conv4"):
@@ -34,7 +34,7 @@ def convnet(parameters: dict[str, torch.Tensor]) -> nn.Sequential:
 
 
 def lenet(parameters: dict[str, torch.Tensor]) -> nn.Sequential:
-    """The LeNet of fedpriv (``fedpriv/models/lenet.py``), with these parameters."""
+    """The LeNet of fedpriv (``fedpriv/models/convnets.py``), with these parameters."""
     layers: list[tuple[str, nn.Module]] = []
     for name, stride in (("conv1", 2), ("conv2", 2), ("conv3", 1)):
         outputs, inputs = parameters[f"{name}.weight"].shape[:2]

@@ -30,11 +30,9 @@ from torchvision.transforms.functional import center_crop, five_crop
 from benchmarks.inversion import Gradient, figures, gradient_of, make_case, run_ours, runs_of_theirs
 from benchmarks.measure import options, save, show
 from fedpriv.data.datasets import Dataset
-from fedpriv.models.convnet import ConvnetSettings
-from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.convnets import ConvnetSettings, LenetSettings
+from fedpriv.models.libraries import TimmSettings, TorchvisionSettings
 from fedpriv.models.machinery.settings import ModelSettings
-from fedpriv.models.timm import TimmSettings
-from fedpriv.models.torchvision import TorchvisionSettings
 from studies.arguments import whole
 
 PACKAGES = ("breaching==0.1.2", "torch==2.15.0", "torchvision==0.29.2", "timm==1.0.31")

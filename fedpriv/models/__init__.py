@@ -1,4 +1,4 @@
-"""The networks, one file each: its settings and what builds it.
+"""The networks: of each its settings and what builds it.
 
 All take normalised images (B, C, H, W) and give logits. These files are read whenever an experiment is, so they import
 torch where they use it.

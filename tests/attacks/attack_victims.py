@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.gradients import DenseGradients, Vector
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.convnets import LenetSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 from tests.noise import stream
 
 MEAN, STD = 0.3, 0.35

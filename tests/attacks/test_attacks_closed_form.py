@@ -29,7 +29,7 @@ from fedpriv.core.config import DataConfig
 from fedpriv.core.errors import InputError
 from fedpriv.data.datasets import load_dataset
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 
 CONFIG = ClosedFormSettings()
 

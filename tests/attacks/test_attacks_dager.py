@@ -16,10 +16,10 @@ from fedpriv.attacks.texts.dager import Span, Unusable, likely_tokens, present_t
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.uploads.gradients import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.models.gpt import GptSettings
 from fedpriv.models.machinery.adapters import with_lora
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.transformer import Encoder, Gpt, last_tokens
+from fedpriv.models.texts import GptSettings
 from tests.attacks.text_uploads import (
     LENGTH,
     PACKED,

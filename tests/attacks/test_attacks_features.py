@@ -15,7 +15,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import Features, read_feature_starts, read_features
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
-from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.convnets import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
 
 DISTINCT = [0, 1, 2, 3]  # the labels of these digits are their numbers

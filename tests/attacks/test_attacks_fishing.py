@@ -14,9 +14,9 @@ from fedpriv.attacks.reconstruction.dummy_gradients import network
 from fedpriv.attacks.threat import ThreatModel, threat_model
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.gradients import Vector
-from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.convnets import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)

@@ -22,7 +22,7 @@ from fedpriv.attacks.reconstruction.labels import find_output_layer, infer_label
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.core.config import DataConfig
 from fedpriv.data.datasets import Dataset, load_dataset
-from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.convnets import LenetSettings
 from fedpriv.models.machinery.build import build_model
 
 pytestmark = pytest.mark.slow

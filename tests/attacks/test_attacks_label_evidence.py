@@ -25,7 +25,7 @@ from fedpriv.attacks.reconstruction.posterior import (
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 
 PUBLIC = digits()[0][600:]
 CLASSES = 40  # of the network with more labels than are tried

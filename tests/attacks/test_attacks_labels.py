@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import OutputLayer, find_output_layer, infer_labels
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
-from fedpriv.models.convnet import ConvnetSettings
+from fedpriv.models.convnets import ConvnetSettings, ResnetSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.resnet import ResnetSettings
 from tests.cases import in_one_test
 
 SHAPE = (1, 8, 8)

@@ -32,9 +32,9 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World, build_world
 from fedpriv.gradients import DenseGradients, per_example_gradients
-from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.convnets import LenetSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 from tests.cases import in_one_test
 from tests.integration.small import experiment
 

@@ -40,10 +40,10 @@ from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import ATTACKS
 from fedpriv.gradients import per_example_gradients
 from fedpriv.mechanisms import mechanism_settings
-from fedpriv.models.gpt import GptSettings
 from fedpriv.models.machinery.adapters import with_lora
 from fedpriv.models.machinery.llama import Llama, _Sizes
 from fedpriv.models.machinery.transformer import Encoder, Gpt
+from fedpriv.models.texts import GptSettings
 from tests.attacks.text_uploads import (
     LENGTH,
     PACKED,

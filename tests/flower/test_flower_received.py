@@ -10,13 +10,9 @@ from fedpriv.attacks.methods.imprint import ImprintSettings
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.flower._privatise import copied_rows, lonely_bias
-from fedpriv.models.convnet import ConvnetSettings
-from fedpriv.models.lenet import LenetSettings
-from fedpriv.models.logistic import LogisticSettings
+from fedpriv.models.convnets import ConvnetSettings, LenetSettings, ResnetSettings, StridedSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
-from fedpriv.models.resnet import ResnetSettings
-from fedpriv.models.strided import StridedSettings
+from fedpriv.models.perceptrons import LogisticSettings, MlpSettings
 
 SHAPE = (1, 8, 8)
 NETWORKS = (

@@ -14,10 +14,9 @@ from torch.nn import functional
 from fedpriv.core.randomness import torch_stream
 from fedpriv.gradients import Vector, per_example_gradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
-from fedpriv.models.convnet import ConvnetSettings
-from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.convnets import ConvnetSettings, LenetSettings
 from fedpriv.models.machinery.build import build_model
-from fedpriv.models.mlp import MlpSettings
+from fedpriv.models.perceptrons import MlpSettings
 from tests.noise import stream
 
 BATCH, CLASSES = 16, 10

@@ -18,10 +18,9 @@ from fedpriv.core.randomness import generator_states
 from fedpriv.gradients import per_example_gradients, refuse_mixed_examples
 from fedpriv.gradients.calls import coupled_layers, dropout_layers
 from fedpriv.models import ModelSettings, model_settings
-from fedpriv.models.lenet import LenetSettings
+from fedpriv.models.convnets import LenetSettings, ResnetSettings
 from fedpriv.models.machinery.build import build_model, model_digest
-from fedpriv.models.mlp import MlpSettings
-from fedpriv.models.resnet import ResnetSettings
+from fedpriv.models.perceptrons import MlpSettings
 from tests.cases import in_one_test
 
 BUILTIN = ("convnet", "lenet", "mlp", "resnet", "strided")
@@ -355,7 +354,7 @@ class Layered(nn.Module):
         self.activation: nn.Module = nn.Tanh()
 
 
-@pytest.mark.parametrize("builder", ["fedpriv.models.mlp", "tests.models.test_models"])
+@pytest.mark.parametrize("builder", ["fedpriv.models.perceptrons", "tests.models.test_models"])
 def test_the_digest_is_of_all_numbers_and_kinds_of_layers(builder: str) -> None:
     models = [Layered() for _ in range(6)]
     models[1].trained.data[1] = 2

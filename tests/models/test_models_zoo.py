@@ -461,7 +461,7 @@ def test_a_library_that_is_not_installed_has_an_extra(library: str, missing: str
         return "1.0"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpriv.models.machinery.library.version", absent)
+        patch.setattr("fedpriv.models.libraries.version", absent)
         with pytest.raises(InputError, match=rf"needs {missing}: pip install 'fedpriv\[zoo\]'"):
             built(f"{library}:resnet18", peft={"peft_type": "LORA"})
 

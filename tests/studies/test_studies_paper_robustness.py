@@ -12,7 +12,7 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
-from fedpriv.models.strided import StridedSettings
+from fedpriv.models.convnets import StridedSettings
 from fedpriv.robustness.build import with_noise
 from fedpriv.robustness.certify import certify_run
 from fedpriv.robustness.evade import evade_run

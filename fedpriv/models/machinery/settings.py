@@ -234,11 +234,6 @@ class TextModelSettings(ModelSettings):
     def files(self, folder: Path) -> tuple[Path, ...]:
         return (Path(self.adapter),) if self.adapter else ()
 
-    def check_heads(self, width: int, heads: int) -> None:
-        """Refuse a width that heads cannot share."""
-        if width % heads:
-            raise self.refusal(f"width = {width} is no multiple of heads = {heads}")
-
     def adapted(self, network: "nn.Module", head: str) -> "nn.Module":
         """Return the network itself, or with adapters on frozen weights where the settings ask for that."""
         if self.lora_rank is None:

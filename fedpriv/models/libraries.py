@@ -1,28 +1,193 @@
-"""Networks of transformers: of a local folder, or of a type with a configuration."""
+"""Networks that torchvision, timm or transformers has under a name; a library is imported when one of its is built."""
 
+import sys
+import warnings
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.names import END, PAD
 from fedpriv.core.registry import MODELS, suggestion
 from fedpriv.core.settings import Table, absent
-from fedpriv.models.machinery.library import MOST_SUGGESTED, LibraryModelSettings
-from fedpriv.models.machinery.settings import SequenceShape, Shape
+from fedpriv.models.machinery.settings import OpenModelSettings, SequenceShape, Shape
 from fedpriv.models.machinery.weights import another_network, read_weights, unwrapped, weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+
+_MOST_SUGGESTED = 3  # names
+_CHANNELS = 3  # of images that networks of torchvision take, and that weights of timm were made with
 _OF_TASK = ("num_labels", "pad_token_id")  # what the data decide where weights decide all sizes
+_FETCHING = {"pretrained", "weights", "checkpoint_path", "trust_remote_code"}
+
+
+class LibraryModelSettings(OpenModelSettings):
+    """The section of a network that a library has under a name."""
+
+    library: ClassVar[str]
+
+    version: str = Field("", description="of the library; a run writes the installed one down, and no other is taken")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_version(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict) or tree.get("version"):
+            return tree
+        try:
+            return {**tree, "version": _installed(cls.library, tree.get("peft") is not None)}
+        except PackageNotFoundError:
+            return tree
+
+    @property
+    def architecture(self) -> str:
+        """The name in the library."""
+        return self.name.partition(":")[2]
+
+    @property
+    @override
+    def module(self) -> str:
+        return self.library
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What is given to the library as it is, but for what would have it fetch weights."""
+        given = {} if self.arguments is None else self.arguments.plain()
+        for key in sorted(_FETCHING & given.keys()):
+            raise InputError(key=f"model.arguments.{key}", given=given[key], allowed="nothing is fetched",
+                             hint="model.pretrained names a local file or folder")  # fmt: skip
+        return given
+
+    def check_library(self) -> None:
+        """Refuse a library that is not installed, or that is not the one of the run."""
+        try:
+            installed = _installed(self.library, self.peft is not None)
+        except PackageNotFoundError as error:
+            raise self.refusal(f"needs {error.name}: pip install 'fedpriv[zoo]'") from None
+        if self.version not in ("", installed):
+            raise InputError(
+                key="model.version", given=self.version, allowed=f"{self.library} {installed} is installed",
+                hint="install the other one, or leave the key out: the network may be another one",
+            )  # fmt: skip
+
+    def check_memory(self, parameters: int) -> None:
+        """Refuse a network that does not fit into memory with its gradient, before it is built."""
+        import psutil
+
+        needed, free = 8 * parameters, psutil.virtual_memory().available
+        if needed > free:
+            size = f"{parameters / 1e9:.1f} billion parameters and their gradient take {needed / 2**30:.0f} GiB"
+            raise self.refusal(f"{size}, and {free / 2**30:.0f} GiB are free; name a smaller one by model.config")
+
+    def check_name(self, known: "Sequence[str]") -> None:
+        """Refuse a name that the library does not have."""
+        if self.architecture not in known:
+            close = suggestion(self.architecture, known, else_known=False, most=_MOST_SUGGESTED)
+            raise self.refusal(f"{self.library} {version(self.library)} has no such network{close}")
+
+    @staticmethod
+    def sized(build: "Callable[..., Any]", sizes: dict[str, Any], *arguments: Any, **keywords: Any) -> Any:
+        """Build a network with the argument of its size; what takes none of these takes several sizes."""
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # other weights at first, in time
+            for name, size in sizes.items():
+                if name not in keywords:
+                    try:
+                        return build(*arguments, **{name: size}, **keywords)
+                    except TypeError as error:
+                        if f"'{name}'" not in str(error):
+                            raise
+            return build(*arguments, **keywords)
+
+    @override
+    def network(self, shape: Shape, classes: int) -> "nn.Module":
+        from fedpriv.models.machinery.adapt import NotTakenError, taken_side
+
+        try:
+            return super().network(shape, classes)
+        except Exception as error:
+            is_told = isinstance(error, InputError) and not isinstance(error, NotTakenError)
+            side = None if is_told or isinstance(error, TypeError) else taken_side(self, shape, classes)
+            if side is None:
+                raise
+            why = error.allowed if isinstance(error, InputError) else reason_of(error)
+            images = f"does not take images of {shape[2]}x{shape[1]}, and takes {side}x{side}"
+            raise self.refusal(f"{images} ({why})") from error
+
+    @override
+    def text_built(self, sequences: SequenceShape) -> Any:
+        raise self.refusal(f"networks of {self.library} take images, and the data are texts")
+
+
+def _installed(library: str, has_adapters: bool) -> str:
+    """The version that is installed, and that of peft where the network has adapters of it."""
+    return f"{version(library)}, peft {version('peft')}" if has_adapters else version(library)
+
+
+@MODELS.register
+class TorchvisionSettings(LibraryModelSettings):
+    """A network for classes of torchvision; with one channel its first convolution has one."""
+
+    library = "torchvision"
+
+    name: str = Field("torchvision:NAME", pattern="^torchvision:", description="network of torchvision")
+
+    @override
+    def built(self, shape: Shape, classes: int) -> Any:
+        self.check_library()
+        from torchvision import models
+
+        self.check_name(models.list_models(module=models))
+        sizes = {"image_size": shape[1], "input_size": shape[1:]}
+        network = self.sized(models.get_model, sizes, self.architecture, num_classes=classes, **self.keywords)
+        self.load(network, classes)
+        if shape[0] != _CHANNELS:
+            from fedpriv.models.machinery.adapt import take_channels
+
+            take_channels(network, shape[0])
+        return network
+
+
+@MODELS.register
+class TimmSettings(LibraryModelSettings):
+    """A network of timm, which has arguments for the number of channels and, where it matters, the size."""
+
+    library = "timm"
+
+    name: str = Field("timm:NAME", pattern="^timm:", description="network of timm")
+
+    @override
+    def built(self, shape: Shape, classes: int) -> Any:
+        self.check_library()
+        import timm
+
+        self.check_name([*timm.list_models(), *timm.list_pretrained()])
+        keywords = {"num_classes": classes, "in_chans": shape[0], **self.keywords}
+        network = self.sized(timm.create_model, {"img_size": shape[1:]}, self.architecture, **keywords)
+        self.load(network, classes)
+        return network
+
+    @override
+    def converted(self, network: Any, tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
+        """Other names and sizes of positions by timm's own rules, which most of its modules have; and channels."""
+        from timm.models import adapt_input_conv
+
+        change = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
+        tensors = dict(tensors if change is None else change(tensors, network))
+        first = network.pretrained_cfg.get("first_conv") or ()
+        for name in (first,) if isinstance(first, str) else first:
+            wanted, given = network.get_submodule(name).weight, tensors.get(f"{name}.weight")
+            if given is not None and given.ndim == 4 and given.shape[1] == _CHANNELS != wanted.shape[1]:
+                tensors[f"{name}.weight"] = adapt_input_conv(wanted.shape[1], given)
+        return tensors
 
 
 @MODELS.register
@@ -123,11 +288,13 @@ class TransformersSettings(LibraryModelSettings):
         usual = load()
         for key in given:
             if not hasattr(usual, key):
-                close = suggestion(key, [name for name in vars(usual) if not name.startswith("_")], most=MOST_SUGGESTED)
+                close = suggestion(
+                    key, [name for name in vars(usual) if not name.startswith("_")], most=_MOST_SUGGESTED
+                )
                 raise InputError(f"model.config: {self.architecture} has no key {key}{close}")
         free = _OF_TASK if self.folder is not None and self.weights is not None else sizes.keys()
-        known = {key: value for key, value in sizes.items() if key in free and hasattr(usual, key)}
-        return load(**{**known, **_implied(usual, given), **given})
+        decided = {key: value for key, value in sizes.items() if key in free and hasattr(usual, key)}
+        return load(**{**decided, **_implied(usual, given), **given})
 
     def _check_weights(self, network: "PreTrainedModel", told: Any, classes: int) -> None:
         """Refuse weights of another network: its last layers alone may be missing, or be for other classes."""
