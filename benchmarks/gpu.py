@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.measure import in_turns, medians, options, report, save
-from benchmarks.random_networks import RandomNetwork
+from benchmarks.methods import RandomNetwork
 from fedpriv.attacks import metrics
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.reconstruction import AttackJob, matching, run_attack

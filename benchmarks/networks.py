@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from benchmarks.measure import in_turns, medians, options, report, save
-from benchmarks.random_networks import RandomNetwork
+from benchmarks.methods import RandomNetwork
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS

@@ -22,8 +22,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.measure import in_own_process, medians, options, report, save
-from benchmarks.methods import LOSS, METHODS, MODELS
-from benchmarks.random_networks import RandomNetwork
+from benchmarks.methods import LOSS, METHODS, MODELS, RandomNetwork
 from fedpriv.core.randomness import Secret
 from fedpriv.diagnosis.cost import cpu_seconds, peak_mib, reset_peak
 from fedpriv.gradients import find_route, per_example_gradients

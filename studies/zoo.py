@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.methods import least_step, opacus_ghost, opacus_hooks
-from benchmarks.random_networks import RandomNetwork
+from benchmarks.methods import RandomNetwork, least_step, opacus_ghost, opacus_hooks
 from fedpriv.core.errors import InputError, cut, one_line
 from fedpriv.core.federated import example_losses
 from fedpriv.core.progress import Silent

@@ -88,7 +88,7 @@ def _galleries(probe: Probe, pictures: Mapping[str, Picture], most: int) -> list
 
 def extraction_plot(probe: Probe) -> "Plot | None":
     """Draw how alike copies are against the questions that they took; ``None`` where no attack made one."""
-    from fedpriv.core.report.figures import questions_plot
+    from fedpriv.core.report.drawing import questions_plot
 
     curves = [result for result in probe.results if result.curve]
     if not curves:

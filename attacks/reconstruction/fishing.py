@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.methods.fishing import FishingSettings
+from fedpriv.attacks.methods.crafted import FishingSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import last_layer
 from fedpriv.attacks.reconstruction.first_layer.batch import find_input_layer

@@ -39,7 +39,7 @@ _REPLACED = 6  # training examples of a trial, one at a time, where a claim that
 
 def answers_plot(endpoint: ServiceView) -> "Plot | None":
     """Draw how often answers are right against how many there are; ``None`` where no policy is proven."""
-    from fedpriv.core.report.figures import questions_plot
+    from fedpriv.core.report.drawing import questions_plot
 
     referee = endpoint.referee
     if referee is None or not referee.curves:

@@ -8,7 +8,7 @@ from attack_victims import Patches, digits, lenet, mlp, normalise, observe
 from torch import Tensor, nn
 
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
-from fedpriv.attacks.methods.fishing import FishingSettings
+from fedpriv.attacks.methods.crafted import FishingSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, fishing, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients import network
 from fedpriv.attacks.threat import ThreatModel, threat_model

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.campaign import attack_each
-from fedpriv.attacks.methods.imprint import ImprintSettings
+from fedpriv.attacks.methods.crafted import ImprintSettings
 from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, run_attack
 from fedpriv.attacks.reconstruction.first_layer.imprint import (

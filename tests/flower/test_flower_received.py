@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedpriv.attacks.methods.fishing import FishingSettings
-from fedpriv.attacks.methods.imprint import ImprintSettings
+from fedpriv.attacks.methods.crafted import FishingSettings, ImprintSettings
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.config import AdversaryConfig
 from fedpriv.flower._privatise import copied_rows, lonely_bias

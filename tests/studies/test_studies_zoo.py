@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.random_networks import RandomNetwork
+from benchmarks.methods import RandomNetwork
 from fedpriv.diagnosis import cost
 from studies import zoo
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedpriv.attacks.methods.imprint import ImprintSettings
+from fedpriv.attacks.methods.crafted import ImprintSettings
 from fedpriv.attacks.reconstruction.dummy_gradients.network import dummy_gradients
 from fedpriv.attacks.reconstruction.first_layer.feature_inversion import (
     PASSING,

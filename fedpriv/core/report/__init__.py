@@ -1,6 +1,6 @@
 """Reports: one self-contained HTML file of a run, written from its folder.
 
-The folder is read into a :class:`~fedpriv.core.report.view.View` (view.py), plotted (figures.py) and rendered (page.py,
+The folder is read into a :class:`~fedpriv.core.report.view.View` (view.py), plotted (drawing.py) and rendered (page.py,
 report.html, report.css). The same folder gives the same bytes. The report of an incomplete folder says what is missing.
 """
 

@@ -1,11 +1,12 @@
-"""Drawing as SVG, light and dark, in Okabe and Ito's colours (2008), without matplotlib's global state."""
+"""Plots as SVG, light and dark, in Okabe and Ito's colours (2008), without matplotlib's global state."""
 
 import base64
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -13,8 +14,14 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from PIL import Image
+
+from fedpriv.core.figure import CurvePoint
+from fedpriv.core.numbers import count, figure, percent
+from fedpriv.core.records import Partition, RoundRecord
 
 PIXELS_PER_INCH = 96
 _MATPLOTLIB_FONT = "font-family: 'DejaVu Sans', sans-serif"
@@ -147,3 +154,219 @@ def _recoloured_picture(png: bytes, wanted: Mapping[str, str]) -> bytes:
 def _channels(colours: Iterable[str]) -> np.ndarray:
     """Red, green and blue of colours as ``#rrggbb``: a (colours, 3) array of integers from 0 to 255."""
     return np.array([list(bytes.fromhex(colour[1:])) for colour in colours])
+
+
+_LONGEST = 16
+_DRAWN = 1000  # clients that a drawing has columns for
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, majority: float = 0.0) -> Plot | None:
+    """Draw test accuracy over rounds, with the level of blind guessing (of a majority, if there is one)."""
+    points = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
+    if not points:
+        return None
+
+    def build(theme: Theme) -> Figure:
+        drawing, axes = _curve("Test accuracy", points, rounds, theme, percent)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_ylim(0, 1)
+        if classes:
+            guess = (1 / classes, f"guessing among {classes}")
+            height, words = (majority, "the most common class") if majority else guess
+            level(axes, height, words, theme)
+        return drawing
+
+    return plot(build, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")
+
+
+def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
+    """Draw test loss over rounds, on a logarithmic scale if it spans more than a factor of 20."""
+    points = [(record.round, record.loss) for record in rounds if record.loss is not None]
+    if not points:
+        return None
+    values = [value for _, value in points]
+    logarithmic = min(values) > 0 and max(values) > 20 * min(values)
+
+    def build(theme: Theme) -> Figure:
+        drawing, axes = _curve("Test loss", points, rounds, theme, figure)
+        if logarithmic:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value, 2)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.set_ylim(min(0.0, *values), max(values) * 1.08 or 1)
+        return drawing
+
+    scale = ", logarithmic scale" if logarithmic else ""
+    return plot(build, f"Test loss over rounds{scale}: {_course(points, figure)}{_faults(rounds)}.")
+
+
+def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | None:
+    """Draw the worst client's running epsilon over rounds, with the ``target``; ``None`` where it tells nothing."""
+    points = [(record.round, record.epsilon) for record in rounds if record.epsilon is not None]
+    values = {value for _, value in points if value > 0}
+    if not values or (len(values) == 1 and target is None):
+        return None
+
+    def build(theme: Theme) -> Figure:
+        drawing, axes = _curve("Proven ε of the worst client", points, (), theme, figure)
+        axes.set_ylim(0, 1.12 * max(*values, target or 0.0))
+        if target is not None:
+            level(axes, target, f"target {figure(target)}", theme)
+        return drawing
+
+    limit = f"; clients stop at {figure(target)}" if target is not None else ""
+    course = _course(points, figure)
+    meaning = "an upper bound as the run went on (the final figure may be lower)"
+    return plot(build, f"Proven epsilon of the worst client, {meaning}: {course}{limit}.")
+
+
+def questions_plot(
+    curves: Sequence[tuple[str, Sequence[CurvePoint]]], across: tuple[float, str] | None, measured: str, said: str
+) -> Plot:
+    """Draw shares against numbers of questions, on a logarithmic scale."""
+
+    def build(theme: Theme) -> Figure:
+        drawing, axes = panel(theme, (7.2, 4.6), "y")
+        if across is not None:
+            level(axes, *across, theme)
+        for number, (name, points) in enumerate(curves):
+            axes.plot(
+                [point.queries for point in points], [point.share for point in points], label=name,
+                color=theme.line if number % 2 == 0 else theme.alarm, marker=_MARKERS[number % len(_MARKERS)],
+                linestyle=("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.2)))[number // 2 % 4], markersize=5,
+                markerfacecolor=theme.surface,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(round(value))))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(0, 1.04)
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set_xlabel("questions", color=theme.muted)
+        axes.set_ylabel(measured, color=theme.muted)
+        drawing.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5, labelcolor=theme.text)
+        return drawing
+
+    courses = [
+        f"{name}: " + ", ".join(f"{percent(point.share)} after {count(point.queries)}" for point in points)
+        for name, points in curves
+    ]
+    return plot(build, f"{said}. {'; '.join(courses)}.")
+
+
+def partition_plot(partition: Partition) -> Plot:
+    """Draw how the data are shared: a heat map of classes and the first clients, under bars of totals."""
+    counts = np.array(partition.clients[:_DRAWN], dtype=np.int64)  # (clients, classes)
+    clients, classes = counts.shape
+    totals = counts.sum(axis=1)
+    names = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in partition.class_names]
+    named = classes <= 24
+    written = clients <= 16 and classes <= 24
+    width = 1.3 + min(max(0.42 * clients, 2.6), 7.4)
+    heat = min(max(0.25 * classes, 1.2), 4.6) if named else 4.6
+
+    def build(theme: Theme) -> Figure:
+        drawing = Figure(figsize=(width, heat + 1.5), layout="constrained")
+        bars, cells = drawing.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [0.8, heat]})
+        dress(bars, theme)
+        dress(cells, theme)
+        bars.bar(range(clients), totals, width=0.8, color=theme.line)
+        bars.set_ylabel("examples", color=theme.muted)
+        bars.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+        bars.tick_params(axis="x", length=0)
+        image = cells.imshow(
+            counts.T, cmap=_shades(theme), vmin=0, vmax=max(int(counts.max()), 1), aspect="auto", interpolation="none"
+        )
+        cells.set_xlabel("client", color=theme.muted)
+        cells.set_ylabel("class", color=theme.muted)
+        cells.tick_params(length=0)
+        if clients <= 24:
+            cells.set_xticks(range(clients))
+        else:
+            cells.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        if named:
+            cells.set_yticks(range(classes), names, parse_math=False)
+        else:
+            cells.yaxis.set_major_locator(MaxNLocator(10, integer=True))
+        if written:
+            _write_counts(cells, counts, theme)
+        else:
+            scale = drawing.colorbar(image, ax=cells, pad=0.01, fraction=0.03, aspect=30)
+            scale.set_label("examples of the class", color=theme.muted)
+            scale.outline.set_visible(False)
+            scale.ax.tick_params(colors=theme.muted, length=0)
+        return drawing
+
+    held = (counts > 0).sum(axis=1)
+    first = f"the first {clients} of " if clients < partition.count else ""
+    kinds = "" if classes == 1 else f", of {_range(held)} of the {classes} classes"
+    alt = f"Who holds what: {_range(totals)} examples a client{kinds}; {first}{count(partition.count)} clients."
+    return plot(build, alt, _dark_shades())
+
+
+def _shades(theme: Theme) -> LinearSegmentedColormap:
+    return LinearSegmentedColormap.from_list("share", [theme.surface, theme.line, theme.full])
+
+
+@cache
+def _dark_shades() -> dict[str, str]:
+    """Each shade of the light heat map, as #rrggbb, and what takes its place in the dark one."""
+    light, dark = _shades(LIGHT), _shades(DARK)
+    pairs = zip(light(range(light.N), bytes=True), dark(range(dark.N), bytes=True), strict=True)
+    return {f"#{bytes(old[:3]).hex()}": f"#{bytes(new[:3]).hex()}" for old, new in pairs}
+
+
+def _write_counts(axes: Axes, counts: np.ndarray, theme: Theme) -> None:
+    most = max(int(counts.max()), 1)
+    for (client, label), number in np.ndenumerate(counts):
+        # Dark ink on pale cells and pale ink on dark ones, in either theme.
+        ink = theme.surface if number > 0.45 * most else theme.text if number else theme.muted
+        text = count(int(number)) if number else "·"
+        # Cells hold their texts: the layout need not measure them.
+        axes.text(client, label, text, ha="center", va="center", fontsize=8, color=ink, in_layout=False)
+
+
+def _curve(
+    title: str,
+    points: Sequence[tuple[int, float]],
+    rounds: Sequence[RoundRecord],
+    theme: Theme,
+    text: Callable[[float], str],
+) -> tuple[Figure, Axes]:
+    """A line with its last value written at its end and crosses at rounds in which clients failed."""
+    drawing, axes = panel(theme, (5.0, 3.0), "y")
+    numbers, values = zip(*points, strict=True)
+    marker = "o" if len(points) <= 30 else ""
+    axes.plot(numbers, values, color=theme.line, linewidth=2, marker=marker, markersize=3.5, clip_on=False)
+    failed = {record.round for record in rounds if record.failures}
+    crosses = [point for point in points if point[0] in failed]
+    if crosses:
+        axes.plot(
+            *zip(*crosses, strict=True), linestyle="", marker="x", markersize=9, markeredgewidth=2.2,
+            color=theme.alarm, clip_on=False, zorder=3,
+        )  # fmt: skip
+    axes.annotate(
+        text(values[-1]), (numbers[-1], values[-1]), (8, 0), textcoords="offset points", va="center",
+        color=theme.text, fontweight="bold", annotation_clip=False,
+    )  # fmt: skip
+    axes.set_title(title, loc="left", color=theme.text, fontsize=11, fontweight="bold")
+    axes.set_xlabel("round", color=theme.muted)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.margins(x=0.02)
+    return drawing, axes
+
+
+def _course(points: Sequence[tuple[int, float]], text: Callable[[float], str]) -> str:
+    (first, start), (last, end) = points[0], points[-1]
+    return f"{text(start)} at round {first}, {text(end)} at round {last}"
+
+
+def _faults(rounds: Sequence[RoundRecord]) -> str:
+    number = sum(bool(record.failures) for record in rounds)
+    return f"; crosses mark {number} round{'s' if number != 1 else ''} in which clients failed" if number else ""
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = int(values.min()), int(values.max())
+    return count(low) if low == high else f"{count(low)} to {count(high)}"

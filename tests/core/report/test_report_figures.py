@@ -12,9 +12,19 @@ from PIL import Image
 
 from fedpriv.attacks.membership.report import Curve, MembershipAttack, roc_plot
 from fedpriv.core.records import Failure, Partition, RoundRecord
-from fedpriv.core.report import drawing, figures
-from fedpriv.core.report.drawing import DARK, Theme, plot, recoloured, to_svg
-from fedpriv.core.report.figures import Plot, accuracy_plot, epsilon_plot, loss_plot, partition_plot
+from fedpriv.core.report import drawing
+from fedpriv.core.report.drawing import (
+    DARK,
+    Plot,
+    Theme,
+    accuracy_plot,
+    epsilon_plot,
+    loss_plot,
+    partition_plot,
+    plot,
+    recoloured,
+    to_svg,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -188,8 +198,7 @@ def test_the_dark_version_is_that_of_drawing_in_the_dark_theme(name: str, monkey
         builds.append(build)
         return plot(build, *rest)  # type: ignore[arg-type]
 
-    for module in (figures, drawing):  # findings take it where they draw
-        monkeypatch.setattr(module, "plot", kept)
+    monkeypatch.setattr(drawing, "plot", kept)
     found = DRAWN[name]()
     assert found is not None
     drawn, _, _ = to_svg(builds[0], DARK)

@@ -24,7 +24,7 @@ from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.files import WriteError
 from fedpriv.core.finding import Picture
 from fedpriv.core.records import members_text
-from fedpriv.core.report import load_view, page, render_page, reported, tiles, write_report
+from fedpriv.core.report import load_view, page, render_page, reported, write_report
 from fedpriv.core.report.filters import PAPERS, picture_uri, plain
 from fedpriv.core.runs import RunFolder
 from tests.cases import in_one_test
@@ -357,7 +357,7 @@ def test_a_weak_attack_is_never_a_success_of_the_mechanism(
     assert bare in first.text
     assert shielded in second.text
     weak = bare == "0 of 4"
-    assert (tiles.WEAK in first.text) == weak
+    assert (page.WEAK in first.text) == weak
     assert ("Says nothing about the mechanism" in second.text) == weak
     assert ("alarm" in (second.attributes["class"] or "").split()) == (shielded != "0 of 4")
 
@@ -374,9 +374,9 @@ def test_one_successful_attack_is_enough_for_an_image_to_be_recovered(make_run: 
         )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     scores = load_view(folder).scores
-    assert tiles.recovered(scores, "protected") == tiles.Recovered(2, 4)
-    assert tiles.recovered(scores, "unprotected") == tiles.Recovered(0, 4)
-    assert tiles.recovered((), "protected") is None
+    assert page.recovered(scores, "protected") == page.Recovered(2, 4)
+    assert page.recovered(scores, "unprotected") == page.Recovered(0, 4)
+    assert page.recovered((), "protected") is None
 
 
 def test_an_image_that_no_attack_offered_anything_for_is_one_that_was_not_recovered(make_run: MakeRun) -> None:
@@ -387,8 +387,8 @@ def test_an_image_that_no_attack_offered_anything_for_is_one_that_was_not_recove
     kept = [line for line in lines if line["upload"] == "none" or line["image"] == 0]
     path.write_text("".join(json.dumps(line) + "\n" for line in kept))
     scores = load_view(folder).scores
-    assert tiles.recovered(scores, "unprotected") == tiles.Recovered(2, 4)
-    assert tiles.recovered(scores, "none") == tiles.Recovered(0, 4)
+    assert page.recovered(scores, "unprotected") == page.Recovered(2, 4)
+    assert page.recovered(scores, "none") == page.Recovered(0, 4)
 
 
 def test_every_fault_is_listed(make_run: MakeRun) -> None:
