@@ -32,8 +32,7 @@ from fedpriv.core.federated import example_losses
 from fedpriv.core.progress import Silent
 from fedpriv.core.world import network_of
 from fedpriv.diagnosis.cost import cpu_seconds, sgd_step
-from fedpriv.diagnosis.diagnose import attacked, diagnose, random_batch
-from fedpriv.diagnosis.records import Diagnosis
+from fedpriv.diagnosis.diagnose import Diagnosis, attacked, diagnose, random_batch
 from studies.arguments import StudyParser, listed, whole
 from studies.results import Table
 

@@ -15,7 +15,7 @@ from fedpriv.core.lab.victims import UploadTarget
 from fedpriv.core.progress import Progress
 from fedpriv.core.records import Summary
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
-from fedpriv.deploy.notes import LISTENED, Listened, read_listened
+from fedpriv.deploy.report import LISTENED, Listened, read_listened
 
 # What a copy does not take over: what the server heard, and what came of it.
 _LEFT_OUT = ("observations", "reconstructions", "report.html")

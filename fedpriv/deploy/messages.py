@@ -7,7 +7,6 @@ wire: objects are Flower's own protobuf and JSON, arrays are read by :mod:`fedpr
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import h11
 from flwr.app import RecordDict
@@ -17,17 +16,10 @@ from flwr.proto.message_pb2 import Metadata, ObjectTree, PullObjectRequest, Pull
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
 
+from fedpriv.deploy.report import ConnectionKind
+
 # The first byte of every TLS connection announces a handshake; no HTTP request begins with it.
 _TLS = b"\x16"
-
-
-class ConnectionKind(StrEnum):
-    """What a connection is, by its bytes."""
-
-    SILENT = "silent"
-    HTTP = "http"
-    TLS = "tls"
-    OTHER = "other"
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,63 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from fedpriv.attacks.observation import write_observation
+from torch import Tensor, nn
+
+from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
+from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError
 from fedpriv.core.files import write_whole, writing, writing_to
+from fedpriv.core.plan import plan_client
+from fedpriv.core.wire import unpack
+from fedpriv.data.datasets import load_dataset
 from fedpriv.deploy.folder import cannot_listen
-from fedpriv.deploy.messages import ConnectionKind, Conversation, Exchange, Messages, Spoken
-from fedpriv.deploy.notes import (
-    EXPERIMENT,
-    LISTENED,
-    Listened,
-    NotReadableError,
-    observation_in,
-    read_listened,
-    write_listened,
-)
+from fedpriv.deploy.messages import Conversation, Exchange, Messages, Spoken
+from fedpriv.deploy.report import LISTENED, ConnectionKind, Listened, read_listened, write_listened
+from fedpriv.gradients import Vector
+from fedpriv.mechanisms.machinery.redistribution import Redistribution
+from fedpriv.server.tap import public_settings
 
 _MOST_REASONS = 20
+
+
+class NotReadableError(ValueError):
+    """Something passed that is no upload which an observation can be made of; the text says why."""
+
+
+def observation_in(exchange: Exchange) -> tuple[Experiment, Observation]:
+    """What an exchange says: the experiment, and the upload with what is public about it."""
+    question, answer = exchange.question, exchange.answer
+    try:
+        experiment = Experiment.model_validate_json(str(question.config_records["task"]["experiment"]))
+        round_number = int(str(question.config_records["task"]["round"]))
+        client = int(str(answer.metric_records["client"]["partition"]))
+        examples = int(str(answer.metric_records["client"]["examples"]))
+        before, upload = unpack(question.array_records["parameters"]), unpack(answer.array_records["upload"])
+        settings, shares = _public(experiment, client, examples, before)
+        return experiment, Observation(round_number, client, before, upload, settings, shares)
+    except KeyError as error:
+        raise NotReadableError(f"a training message without {error}") from None
+    except (ValueError, TypeError) as error:
+        raise NotReadableError(f"a training message that does not fit: {' '.join(str(error).split())[:200]}") from None
+
+
+def _public(
+    experiment: Experiment, client: int, examples: int, parameters: Vector
+) -> tuple[PublicSettings, Redistribution | None]:
+    """What the messages and the data set's name tell everybody: no seed is needed for any of it."""
+    dataset = load_dataset(experiment.data, experiment.seed)
+    shares = _shares(experiment, parameters)
+    plan = plan_client(experiment, client, examples, [value.numel() for value in parameters.values()], shares)
+    return public_settings(experiment, dataset, plan), shares
+
+
+def _shares(experiment: Experiment, parameters: Vector) -> Redistribution | None:
+    """How the noise is shared out, where it follows from the shapes of the parameters."""
+
+    def public(_: int) -> tuple[nn.Module, Tensor]:
+        raise NotReadableError("mechanism.redistribution = 'public': the shares of the noise are in no message")
+
+    return experiment.mechanism.redistributed(parameters, public)
 
 
 class Follower:
@@ -87,7 +128,7 @@ class Follower:
             return
         run = self._folder / f"run-{exchange.run_id}"
         (run / "observations").mkdir(parents=True, exist_ok=True)
-        write_whole(run / EXPERIMENT, f"{experiment.to_json()}\n".encode())
+        write_whole(run / "experiment.json", f"{experiment.to_json()}\n".encode())
         write_observation(run / "observations", observation)
         self._count(uploads=1)
 

@@ -14,7 +14,7 @@ from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.verb import Verb
 
 if TYPE_CHECKING:
-    from fedpriv.diagnosis.records import Acceptance, Diagnosis
+    from fedpriv.diagnosis.diagnose import Acceptance, Diagnosis
 
 _MOST_GROUPS = 24  # lines of the table of layers
 

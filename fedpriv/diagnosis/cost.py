@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.core.randomness import Secret
-from fedpriv.diagnosis.records import StepCost
+from fedpriv.core.reading import GrowingRecord
 from fedpriv.gradients import Vector, find_route, per_example_gradients
 from fedpriv.gradients.dense import Loss
 from fedpriv.mechanisms.machinery.base import Mechanism
@@ -29,6 +29,19 @@ SPENT, FEWEST, MOST = 2.0, 3, 11
 
 _TRIM, _MAPPED = -1, -3  # of mallopt in glibc: from how many bytes freed memory goes back to the system
 _AT_ONCE, _USUAL = 1 << 16, 1 << 25  # the second as fedpriv.core.threads.keep_freed_memory has it
+
+
+class StepCost(GrowingRecord):
+    """A private step next to one of plain SGD: medians of CPU time, and the highest memory of the process."""
+
+    batch: int
+    rounds: int  # in which both took a step
+    times: float  # CPU time of the private step over SGD's
+    sgd_ms: float
+    private_ms: float
+    memory_times: float | None  # memory of the private step over SGD's; `None`: the system does not tell
+    sgd_mib: float | None  # parameters, batch and what a step adds at most
+    private_mib: float | None
 
 
 def sgd_step(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Step:

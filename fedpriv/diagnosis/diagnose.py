@@ -19,13 +19,13 @@ from fedpriv.core.lab.preflight import Rehearsal, simulation_check
 from fedpriv.core.names import PAD
 from fedpriv.core.progress import Progress
 from fedpriv.core.randomness import generator_states, seeded_generators, torch_stream
+from fedpriv.core.reading import GrowingRecord
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.threads import cpu_threads, keep_freed_memory
 from fedpriv.core.world import build_world_around, check_fitness, network_of
 from fedpriv.data.datasets import Dataset
 from fedpriv.data.tokenizers import NO_TARGET, Bytes, TextFacts
-from fedpriv.diagnosis.cost import step_cost
-from fedpriv.diagnosis.records import Acceptance, AttackTrial, Diagnosis, Exactness, LayerGroup
+from fedpriv.diagnosis.cost import StepCost, step_cost
 from fedpriv.gradients import (
     DenseGradients,
     GradientOperator,
@@ -48,6 +48,64 @@ SHAPES = ((3, 32, 32), (LENGTH,), (1, 28, 28), (3, 64, 64), (3, 96, 96), (3, 224
 
 GAUSSIAN = {"name": "gaussian", "sigma": 1.0, "clip_norm": 1.0}
 _NUMBER = re.compile(r"\d+")
+
+
+class Acceptance(GrowingRecord):
+    """Whether the network trains with a mechanism; tried on random examples."""
+
+    mechanism: str
+    accepted: bool
+    reason: str = ""  # why not
+    mixing: tuple[str, ...] = ()  # the layers that mix the examples of a batch
+    instead: str = ""  # what to write
+
+
+class LayerGroup(GrowingRecord):
+    """Layers whose names differ in numbers only, and whose gradients are computed the same way."""
+
+    name: str  # with ranges, such as layer{1-4}.conv{1-2}
+    kind: str  # their class
+    count: int
+    parameters: int  # of all of them, those inside included
+    way: str  # ghost, dense, frozen or unused
+    reason: str = ""  # why dense
+
+
+class Exactness(GrowingRecord):
+    """Largest error of per-example gradients against autograd, one example at a time, on random examples."""
+
+    error: float  # of norms, inner products, a weighted sum, and that sum of each parameter; the largest, relative
+    examples: int
+    precision: str  # float64, or float32 where the network takes no other
+    layer: str  # whose sum is the furthest off
+    rounding: float | None = None  # the same for autograd with weights off by a rounding, where the error is not tiny
+
+
+class AttackTrial(GrowingRecord):
+    """One step of an attack on an upload of random examples without a mechanism."""
+
+    name: str
+    runs: bool
+    reason: str = ""  # why it refuses
+
+
+class Diagnosis(GrowingRecord):
+    """All of it; a part that could not be measured is ``None``, and ``unmeasured`` says why."""
+
+    model: str
+    takes: str  # what an example is
+    shape: tuple[int, ...]  # (C, H, W), or (T,) of texts
+    classes: int
+    trained: int  # parameters
+    frozen: int
+    acceptance: Acceptance
+    way: str = ""  # why the whole network is dense; empty: layer by layer
+    layers: tuple[LayerGroup, ...] = ()
+    exactness: Exactness | None = None
+    cost: StepCost | None = None
+    unmeasured: str = ""
+    attacks: tuple[AttackTrial, ...] = ()
+    warnings: tuple[str, ...] = ()  # what makes attacks mean less than it seems
 
 
 def experiment_around(name: str, overrides: Sequence[str], takes_texts: bool, length: int = LENGTH) -> Experiment:

@@ -24,8 +24,8 @@ from fedpriv.prompts.folder import PromptFolder, PromptVotes
 from fedpriv.prompts.generate import Writer, noise_of_label
 from fedpriv.prompts.language import LanguageModel, open_language
 from fedpriv.prompts.leaks import candidates, membership_leak, repeating
+from fedpriv.prompts.masked import noisy_counts
 from fedpriv.prompts.records import PromptLeak, PromptLevel, Prompts, Synthetic
-from fedpriv.prompts.server import noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
 from fedpriv.prompts.texts import Example, PromptTexts, Wording, load_texts
 

@@ -30,7 +30,7 @@ from fedpriv.core.records import Ledger, LedgerLine
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
-from fedpriv.sites.records import SiteGame, Sites
+from fedpriv.sites.report import SiteGame, Sites
 
 MOST_CLIENTS = 32  # that are compared, those of the lowest numbers
 SKETCH = 512  # numbers in the sketch of an upload

@@ -12,7 +12,7 @@ from fedpriv.core.registry import OPTIONS
 if TYPE_CHECKING:
     from fedpriv.core.progress import Progress
     from fedpriv.core.runs import RunFolder
-    from fedpriv.sites.records import Sites
+    from fedpriv.sites.report import Sites
 
 
 @OPTIONS.register

@@ -36,8 +36,8 @@ from fedpriv.core.runs import Checkpoint, RunFolder
 from fedpriv.deploy.certificates import Authority, make_node_key
 from fedpriv.deploy.flower import write_connection
 from fedpriv.deploy.folder import DeploymentFolder, DeploymentRecord
-from fedpriv.deploy.notes import Listened, write_listened
 from fedpriv.deploy.processes import start, stop
+from fedpriv.deploy.report import Listened, write_listened
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.page import write_comparison
 from fedpriv.sweep.record import TrialRecord

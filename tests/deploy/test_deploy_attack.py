@@ -13,7 +13,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.report import write_report
 from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.deploy.attack import attack_heard
-from fedpriv.deploy.notes import LISTENED, Listened, write_listened
+from fedpriv.deploy.report import LISTENED, Listened, write_listened
 from tests.integration.small import experiment
 
 SETTINGS: dict[str, dict[str, object]] = {

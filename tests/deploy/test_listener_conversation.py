@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from fedpriv.deploy.certificates import Authority
-from fedpriv.deploy.messages import ConnectionKind, Conversation, Spoken
+from fedpriv.deploy.messages import Conversation, Spoken
+from fedpriv.deploy.report import ConnectionKind
 
 BODIES = (b"", b"\x00\x16\x03 binary \r\n\r\n", bytes(range(256)) * 300)
 

@@ -18,8 +18,8 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.seeds import without_seed
 from fedpriv.core.wire import pack
 from fedpriv.deploy.messages import Exchange, Messages, Spoken
-from fedpriv.deploy.notes import Listened, read_listened
 from fedpriv.deploy.relay import Follower
+from fedpriv.deploy.report import Listened, read_listened
 
 RUN, NODE = 4711, 99
 SETTINGS = {

@@ -11,8 +11,8 @@ from threading import Thread
 import pytest
 
 from fedpriv.core.errors import InputError
-from fedpriv.deploy.notes import LISTENED, Listened, read_listened
 from fedpriv.deploy.relay import listen
+from fedpriv.deploy.report import LISTENED, Listened, read_listened
 
 
 def bound() -> socket.socket:

@@ -11,7 +11,7 @@ from fedpriv.core.federated import example_losses
 from fedpriv.diagnosis import diagnose as comparing
 from fedpriv.diagnosis import diagnose as flow
 from fedpriv.diagnosis.cost import step_cost
-from fedpriv.diagnosis.records import Diagnosis
+from fedpriv.diagnosis.diagnose import Diagnosis
 from fedpriv.gradients import DenseGradients
 from fedpriv.mechanisms.gaussian import GaussianMechanism
 from tests.command_line import fedpriv

@@ -12,7 +12,7 @@ from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.sites.audit import _sender_games, audit_sites, share_ceiling
-from fedpriv.sites.records import SiteGame
+from fedpriv.sites.report import SiteGame
 from tests.integration.small import experiment
 
 UNEQUAL = {"partition": "dirichlet", "alpha": 0.2}

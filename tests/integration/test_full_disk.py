@@ -21,7 +21,7 @@ from fedpriv.core.runs import DEPLOYMENT, RunFolder
 from fedpriv.deploy import attack as heard_attack
 from fedpriv.deploy.containers import prepare
 from fedpriv.deploy.folder import DeploymentFolder
-from fedpriv.deploy.notes import Listened, write_listened
+from fedpriv.deploy.report import Listened, write_listened
 from fedpriv.sweep import page as comparison_page
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.page import write_sweep_report

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.algorithms.labels.records import read_survey
+from fedpriv.algorithms.labels.survey import read_survey
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab import resume_run, start_run
 from fedpriv.core.progress import Silent

@@ -33,8 +33,8 @@ import fedpriv.engines.inline
 import fedpriv.flower.secure_sum
 import fedpriv.mechanisms.machinery.whole_numbers
 import fedpriv.prompts.classify
-import fedpriv.prompts.client
 import fedpriv.prompts.generate
+import fedpriv.prompts.masked
 import fedpriv.server.rounds
 from fedpriv.accounting.convex_models import objective_terms
 from fedpriv.algorithms.erm.training import bounded_features, client_problem, feature_length

@@ -24,7 +24,7 @@ from fedpriv.clients.app import client_app
 from fedpriv.core.cli.app import app as command_line
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
-from fedpriv.prompts.client import Prompter, prompter_app
+from fedpriv.prompts.masked import Prompter, prompter_app
 from fedpriv.prompts.settings import IclConfig
 from fedpriv.service.policies import POLICIES
 

@@ -19,7 +19,7 @@ from flwr.app import Context, Message
 
 from fedpriv.clients.app import client_app
 from fedpriv.core.cli.app import app as command_line
-from fedpriv.prompts.client import prompter_app
+from fedpriv.prompts.masked import prompter_app
 from fedpriv.service.http import build_app
 from tests.privacy import doors
 from tests.privacy.door_checks import CHECKS
@@ -72,7 +72,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "network: clients/app.py": (*UPLOADS, "masked votes"),
     "network: fedpriv/algorithms/pate/client.py": ("votes, gnmax", "masked votes"),
     "network: clients/cohort.py": UPLOADS,
-    "network: fedpriv/prompts/client.py": ("masked votes of prompts",),
+    "network: fedpriv/prompts/masked.py": ("masked votes of prompts",),
     "network: fedpriv/algorithms/secure_aggregation/client.py": (
         "masked upload, gaussian",
         "masked upload, distributed",
@@ -83,7 +83,6 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "network: fedpriv/service/cli.py": ANSWERS,
     "network: server/exchange.py": (*UPLOADS, "noise on the sum, central"),
     "network: fedpriv/algorithms/pate/server.py": ("votes, gnmax", "masked votes"),
-    "network: fedpriv/prompts/server.py": ("masked votes of prompts",),
     "network: fedpriv/algorithms/secure_aggregation/server.py": (
         "masked upload, gaussian",
         "masked upload, distributed",

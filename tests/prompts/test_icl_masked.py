@@ -20,13 +20,11 @@ from fedpriv.core.randomness import Secret
 from fedpriv.engines.inline import answered, simulated
 from fedpriv.mechanisms.machinery.whole_numbers import LEVELS, least_survivors, quantised, restored, votes_limit
 from fedpriv.mechanisms.machinery.whole_numbers import noisy_counts as share
-from fedpriv.prompts import client as prompts_module
-from fedpriv.prompts import server
+from fedpriv.prompts import masked
 from fedpriv.prompts.classify import answers, noise_of
-from fedpriv.prompts.client import Prompter, prompter_app
+from fedpriv.prompts.masked import Prompter, ask_prompters, noisy_counts, prompter_app
 from fedpriv.prompts.report import write_icl_report
 from fedpriv.prompts.run import resume_icl, start_icl
-from fedpriv.prompts.server import ask_prompters, noisy_counts
 from fedpriv.prompts.settings import IclConfig, Prompting
 from fedpriv.server.exchange import Reached
 from tests.prompts.worlds import classifier, fruits
@@ -41,13 +39,13 @@ QUESTIONS = [question.text for question in fruits().questions[:8]]
 def test_the_sum_is_of_votes_and_shares_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Votes are those of a server that sees them; each share of the noise is made again outside the app."""
     one, asked = classifier(CONFIG), []
-    digest = prompts_module.sha256
+    digest = masked.sha256
 
     def noted(content: bytes) -> object:
         asked.append(digest(content).digest())
         return digest(content)
 
-    monkeypatch.setattr(prompts_module, "sha256", noted)
+    monkeypatch.setattr(masked, "sha256", noted)
     found = noisy_counts(one, QUESTIONS, SIGMA)
     assert (found.clients, found.failures, len(set(asked))) == (tuple(range(CLIENTS)), (), 1)
     limit, total = votes_limit(3, SIGMA, CLIENTS), np.zeros(16, dtype=np.uint32)
@@ -168,7 +166,7 @@ def test_a_run_releases_what_its_ledger_proves_and_is_resumed(tmp_path: Path, mo
     assert "20 of 20 clients voted under masks" in (run / "report.html").read_text()
     before = {name: (run / name).read_bytes() for name in ("answers.jsonl", "ledger.json", "private/counts.json")}
     (run / "icl.json").unlink()
-    monkeypatch.setattr(server, "ask_prompters", None)  # nobody is asked again
+    monkeypatch.setattr(masked, "ask_prompters", None)  # nobody is asked again
     assert resume_icl(run, Silent()).levels == found.levels
     assert {name: (run / name).read_bytes() for name in before} == before
     (run / "private" / "counts.json").write_text(json.dumps({"counts": [[1.0]], "clients": [0]}))

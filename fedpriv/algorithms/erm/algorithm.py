@@ -1,6 +1,5 @@
 """Private empirical risk minimisation as an algorithm of a federation."""
 
-from functools import partial
 from math import inf, prod, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from fedpriv.core.world import World
     from fedpriv.data.datasets import Dataset
     from fedpriv.gradients import Vector
+    from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
 
 @ALGORITHMS.register
@@ -92,9 +92,11 @@ class Erm(Rounds, ModelRelease):
 
     @override
     def warnings(self, world: "World") -> tuple[str, ...]:
-        from fedpriv.algorithms.erm.ledger import erm_warnings
+        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
-        return erm_warnings(world)
+        config = world.experiment.mechanism
+        noisy = (*_length_of_rows(world), *_long_noise(world, config)) if isinstance(config, ModelNoiseSettings) else ()
+        return (*_without_effect(world), *noisy)
 
     @override
     def released_model(
@@ -126,15 +128,20 @@ class Erm(Rounds, ModelRelease):
 
     @override
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
-        from fedpriv.algorithms.erm.ledger import model_noise
-        from fedpriv.algorithms.erm.training import feature_length
+        from fedpriv.algorithms.erm.training import client_problem, feature_length
         from fedpriv.algorithms.rounds.ledger import run_ledger
+        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
+
+        def noise(plan: "Plan") -> float | None:
+            if not isinstance(plan.config, ModelNoiseSettings):
+                return plan.config.noise
+            return plan.config.scale(client_problem(world, plan.client))  # on the weights
 
         public = {}  # numbers that the noise on a model follows from
         if world.experiment.mechanism.protects:
             erm, length = ErmConfig.required(world.experiment), feature_length(world)
             public = {"regularisation": erm.regularisation, "tolerance": erm.tolerance, "feature_length": length}
-        return run_ledger(world, folder, partial(model_noise, world), public)
+        return run_ledger(world, folder, noise, public)
 
     @override
     def about_accuracy(self, world: "World", last: "RoundRecord | None") -> tuple[str, ...]:
@@ -145,3 +152,38 @@ class Erm(Rounds, ModelRelease):
         share = float(counts.max() / counts.sum())
         place = "as good as" if last.accuracy == share else "below" if last.accuracy < share else "above"
         return (f"That is {place} guessing the majority: the most frequent class is {share:.1%} of the test data.",)
+
+
+def _without_effect(world: "World") -> tuple[str, ...]:
+    training = world.experiment.training
+    return tuple(
+        f"training.{key} is set, but erm trains to the minimum and does not read it"
+        for key, field in type(training).model_fields.items()
+        if getattr(training, key) != field.default
+    )
+
+
+def _length_of_rows(world: "World") -> tuple[str, ...]:
+    data, erm = world.experiment.data, ErmConfig.required(world.experiment)
+    if erm.clip_norm is not None or data.table is None or data.table.test_path:
+        return ()
+    return (
+        "erm.clip_norm is unset: it is the median length of test rows, which are rows of data.path, and no epsilon "
+        "covers it; set erm.clip_norm, or of a CSV file a public data.table.test_path",
+    )
+
+
+def _long_noise(world: "World", config: "ModelNoiseSettings") -> tuple[str, ...]:
+    import numpy as np
+
+    from fedpriv.algorithms.erm.training import client_problem
+
+    problems = [client_problem(world, client) for client in np.unique(world.sizes, return_index=True)[1].tolist()]
+    worst = max(problems, key=lambda problem: config.shift(problem, 0.5))
+    if config.shift(worst, 0.5) <= worst.longest:
+        return ()
+    return (
+        f"mechanism.target_epsilon = {config.target_epsilon:g} with erm.regularisation = {worst.regularisation:g}: a "
+        f"client of {worst.examples} examples adds noise that may be longer than any model; fewer clients, a larger "
+        "epsilon or a larger regularisation leave more",
+    )

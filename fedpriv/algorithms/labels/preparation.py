@@ -101,6 +101,6 @@ class ChangedLabels(Preparation):
 
     @override
     def record(self, world: "World", folder: "RunFolder", uploads: "Sequence[Upload]") -> None:
-        from fedpriv.algorithms.labels.server import record_survey
+        from fedpriv.algorithms.labels.survey import record_survey
 
         record_survey(world, folder, uploads)

@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from fedpriv.accounting.response import Response
 from fedpriv.algorithms.labels.preparation import ChangedLabels
-from fedpriv.algorithms.labels.records import LabelsTold, read_survey
 from fedpriv.algorithms.labels.report import LabelsFinding
-from fedpriv.algorithms.labels.server import survey_of
+from fedpriv.algorithms.labels.survey import LabelsTold, read_survey, survey_of
 from fedpriv.attacks.references import build_pool
 from fedpriv.clients.answering import Answering, _RunKey
 from fedpriv.clients.cohort import Cohort

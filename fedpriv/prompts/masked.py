@@ -1,11 +1,14 @@
-"""A client whose prompts vote on questions, once; the server gets the sum of noisy counts under masks."""
+"""Votes of prompts under secure aggregation: simulated clients share the noise, the server gets the masked sum."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from flwr.app import Context, Message, MetricRecord
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.clients.memory import secret_for
@@ -14,6 +17,10 @@ from fedpriv.clients.training import answer_secret
 from fedpriv.core.algorithm import SharedNoise, sums
 from fedpriv.core.errors import RefusedError
 from fedpriv.core.randomness import Secret
+from fedpriv.engines.inline import simulated
+from fedpriv.prompts.classify import Classifier
+from fedpriv.prompts.folder import NoisyCounts
+from fedpriv.server.exchange import Reached, Replies
 
 _ROUND = 1
 
@@ -65,3 +72,27 @@ def _questions(message: Message) -> list[str]:
     if task["round"] != _ROUND or not isinstance(questions, list) or not questions:
         raise RefusedError("prompts vote once, in round 1, on a list of questions")
     return [str(question) for question in questions]
+
+
+def noisy_counts(classifier: Classifier, questions: Sequence[str], sigma: float) -> NoisyCounts:
+    """Have all clients vote on all questions, once."""
+    labels, config = len(classifier.wording.texts.labels), classifier.config
+    sizes = tuple(len(share) for share in classifier.shares)
+
+    def votes(client: int, texts: Sequence[str]) -> torch.Tensor:
+        named = [classifier.votes(number, text, client) for number, text in enumerate(texts)]
+        return torch.from_numpy(np.stack(named, axis=1))
+
+    grid = simulated(prompter_app(Prompter(votes, sizes, labels, sigma, classifier.secret)), len(sizes))
+    reached = Reached(grid, grid.nodes_by_partition(), sizes)
+    counts, replies = ask_prompters(reached, questions, labels, config.prompts, sigma)
+    return NoisyCounts(tuple(map(tuple, counts.tolist())), replies.clients, replies.failures)
+
+
+def ask_prompters(
+    clients: Reached, questions: Sequence[str], labels: int, prompts: int, sigma: float
+) -> tuple[NDArray[np.float64], Replies]:
+    """Have all clients vote on all questions at once, under masks, and return the sum of their noisy counts."""
+    asked = RecordDict({"task": ConfigRecord({"questions": list(questions), "round": _ROUND})})
+    contents = dict.fromkeys(range(len(clients.examples)), asked)
+    return sums().ask_for_votes(clients, _ROUND, contents, (len(questions), labels), prompts, sigma)
