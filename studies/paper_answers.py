@@ -18,7 +18,7 @@ from fedpriv.core.config import DataConfig
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.data.datasets import load_dataset
-from fedpriv.service.features import pixels, pooled_features
+from fedpriv.service.answer_sources import pixels, pooled_features
 from fedpriv.service.proof import head_sensitivity
 from fedpriv.service.report import ServedColumns
 from fedpriv.sweep.folder import SweepFolder

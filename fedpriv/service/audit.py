@@ -26,10 +26,15 @@ from fedpriv.core.randomness import Secret, numpy_stream
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import State, World
-from fedpriv.models.machinery.convex import Objective, minimised
-from fedpriv.service.answer_sources import head_features, network_facts, service_facts, stored_network
+from fedpriv.service.answer_sources import (
+    Features,
+    head_features,
+    network_facts,
+    service_facts,
+    stored_network,
+    trained_head,
+)
 from fedpriv.service.endpoint import network_scores
-from fedpriv.service.features import Features
 from fedpriv.service.policies import AnswerPolicy, Draws, Facts, HeadPolicy, Scores
 from fedpriv.service.proof import answer_guarantee
 from fedpriv.service.records import AnswersAudit, Service, made_service
@@ -107,19 +112,14 @@ def _heads(world: World, policy: HeadPolicy, service: Service, shown: Features, 
     dataset, rows = world.dataset, np.sort(np.concatenate(world.partitions))
     features, tested = shown(dataset.x_train[torch.from_numpy(rows)]), shown(dataset.x_test)
     labels = dataset.y_train.numpy()[rows]
-
-    def trained(features: Scores, labels: NDArray[np.int64]) -> Scores:
-        objective = Objective(features, labels, dataset.classes, policy.regularisation)
-        return minimised(objective, policy.feature_norm, policy.tolerance).weights
-
-    every = [trained(features, labels)]
+    every = [trained_head(policy, features, labels, dataset.classes).weights]
     replacements = _replacements(world, len(rows), replaced)
     questions = np.concatenate([tested, features[[at for at, _ in replacements]]])
     for at, image in replacements:
         changed, named = features.copy(), labels.copy()
         # With a wrong label it pulls the most.
         changed[at], named[at] = tested[image], (int(dataset.y_test[image]) + 1) % dataset.classes
-        every.append(trained(changed, named))
+        every.append(trained_head(policy, changed, named, dataset.classes).weights)
     return _Neighbours(
         service_facts(service),
         tuple(questions @ weights.T for weights in every),

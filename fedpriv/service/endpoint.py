@@ -19,7 +19,7 @@ from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.files import Journal
 from fedpriv.core.randomness import Secret
 from fedpriv.data.datasets import Dataset
-from fedpriv.service.features import Features, pixels
+from fedpriv.service.answer_sources import Features, pixels
 from fedpriv.service.ledger import OWNER, QueryLedger, Request
 from fedpriv.service.policies import AnswerPolicy, Facts, Scores
 

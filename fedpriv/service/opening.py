@@ -36,11 +36,13 @@ from fedpriv.core.world import World
 from fedpriv.service.answer_sources import (
     STORED,
     AnswerSource,
+    Voters,
     head_features,
     made_source,
     network_facts,
     service_facts,
     stored_network,
+    vote_counts,
 )
 from fedpriv.service.endpoint import Endpoint, Oracle, Served, StoredAnswers, head_scores, network_scores
 from fedpriv.service.ledger import OWNER
@@ -57,7 +59,6 @@ from fedpriv.service.records import (
     users,
 )
 from fedpriv.service.settings import ServiceConfig
-from fedpriv.service.voters import Voters, vote_counts
 
 _KEY_BYTES = 24
 _COMPARED = 1000  # test images on which policies are compared

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import optimize
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 
 from fedpriv.core.errors import InputError, RunFailedError
-from fedpriv.models.machinery.convex import Objective, _descended, minimised, softmax
-from fedpriv.service.features import pooled_features
+from fedpriv.models.machinery.convex import Objective, _descended, minimised
+from fedpriv.service.answer_sources import pooled_features
 from fedpriv.service.proof import head_sensitivity
 from tests.cases import in_one_test
 
@@ -87,7 +88,7 @@ def test_no_replacement_moves_the_model_further_than_is_proven(
             moved = minimised(other, 1.0, 1e-6).weights - weights
             largest = max(largest, float(np.linalg.norm(moved)) / bound)
             points = np.concatenate([objective.features, other.features])
-            shift = softmax(points @ (weights + moved).T) - softmax(points @ weights.T)
+            shift = softmax(points @ (weights + moved).T, axis=1) - softmax(points @ weights.T, axis=1)
             assert np.abs(shift).max() <= np.tanh(np.sqrt(2) * bound / 4)  # docs/service.md
             assert np.linalg.norm(points @ moved.T, axis=1).max() <= bound
     # The bound holds, and is no multiple of what can happen.

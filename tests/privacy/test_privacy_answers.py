@@ -14,7 +14,7 @@ from scipy import special
 from fedpriv.attacks.epsilon import gaussian_epsilon, trials_epsilon
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.records import Guarantee, Ledger, LedgerLine
-from fedpriv.models.machinery.convex import Objective, minimised, softmax
+from fedpriv.models.machinery.convex import Objective, minimised
 from fedpriv.service.policies import POLICIES, Draws, Facts, HeadPolicy, NoisyPolicy, Scores
 from fedpriv.service.proof import head_sensitivity
 from tests.service.named import named_policy
@@ -47,7 +47,7 @@ def answered(policy: HeadPolicy, weights: Scores, question: NDArray[np.float64],
 def scores_of(answers: Answers, one: Scores, other: Scores, scale: float) -> NDArray[np.float64]:
     """How much more an answer speaks for the other head; its log-likelihood ratio, but for noise on all logits."""
     rows, labels, shown = np.arange(TRIALS), answers.labels, answers.probabilities
-    drawn = np.log(softmax(other[None] / scale))[0] - np.log(softmax(one[None] / scale))[0]
+    drawn = np.log(special.softmax(other / scale)) - np.log(special.softmax(one / scale))
     if shown is None:
         return np.asarray(drawn[labels])
     if np.isnan(shown).any():
@@ -59,7 +59,7 @@ def scores_of(answers: Answers, one: Scores, other: Scores, scale: float) -> NDA
 
 
 def odds(logits: Scores) -> NDArray[np.float64]:
-    return np.asarray(special.logit(softmax(logits[None])[0]))
+    return np.asarray(special.logit(special.softmax(logits)))
 
 
 def refuted(

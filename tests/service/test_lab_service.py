@@ -23,15 +23,14 @@ from fedpriv.core.report.filters import fragment
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.models.machinery.convex import Objective, minimised
+from fedpriv.service.answer_sources import pooled_features, refuse_unsolvable_head
 from fedpriv.service.endpoint import checked_images
-from fedpriv.service.features import pooled_features
 from fedpriv.service.opening import add_user, in_process, open_service
 from fedpriv.service.policies import HeadKeys, opendp
 from fedpriv.service.proof import head_sensitivity
 from fedpriv.service.records import Service, answered, made_service, users
 from fedpriv.service.report import ServedFinding
 from fedpriv.service.settings import ServiceConfig
-from fedpriv.service.voters import refuse_unsolvable_head
 from tests.cases import in_one_test
 from tests.integration.small import copied, finished
 

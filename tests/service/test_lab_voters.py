@@ -10,10 +10,10 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import World, build_world
+from fedpriv.service.answer_sources import CLIENT, shards_of, train_voters, vote_counts
 from fedpriv.service.opening import in_process, open_service
 from fedpriv.service.policies.votes import NoisyVotes
 from fedpriv.service.records import Service
-from fedpriv.service.voters import CLIENT, shards_of, train_voters, vote_counts
 from tests.integration.small import copied, experiment
 from tests.service.test_lab_service import BARE, config, run
 

@@ -37,12 +37,12 @@ class TwoAnswers(ModelAttack):
     @override
     def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
         import numpy as np
+        from scipy.special import softmax
 
         from fedpriv.attacks.intervals import rate_interval
         from fedpriv.attacks.scene import exact_logits
         from fedpriv.core.errors import InputError
         from fedpriv.core.figure import Figure
-        from fedpriv.models.machinery.convex import softmax
 
         endpoint, public = scene.open(), scene.known_public()
         asked = public.images[: min(self.images, scene.budget // 2)]
@@ -51,7 +51,7 @@ class TwoAnswers(ModelAttack):
         first, second = endpoint.ask(asked).log_probabilities, endpoint.ask(asked).log_probabilities
         if first is None or second is None or np.isnan(first).any():
             raise InputError(f"{self.name} needs every probability, and this policy withholds some")
-        inferred = softmax(np.stack([exact_logits(*pair) for pair in zip(first, second, strict=True)]))
+        inferred = softmax(np.stack([exact_logits(*pair) for pair in zip(first, second, strict=True)]), axis=1)
         truth = referee.scores(asked).softmax(dim=1).numpy()
         hits, once = ((np.abs(shown - truth).max(axis=1) < EXACT).sum() for shown in (inferred, np.exp(first)))
         figure = Figure(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.special import softmax
 from torch import Tensor
 from typing_extensions import override
 
@@ -37,7 +38,6 @@ from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count, Positive
 from fedpriv.data.datasets import unit_scale
 from fedpriv.gradients import Vector
-from fedpriv.models.machinery.convex import softmax
 
 Array = NDArray[np.float64]
 _SMALLEST = 1e-30
@@ -74,7 +74,7 @@ def answer_signals(answers: Answers, labels: NDArray[np.int64], classes: int) ->
 def reference_answers(rule: AnswerRule | None, outputs: Array) -> Answers:
     """Return what an endpoint would say of logits (n, classes), but for noise; no rule: exact probabilities."""
     if rule is None or rule.draws:
-        return Answers(outputs.argmax(axis=1), softmax(outputs))
+        return Answers(outputs.argmax(axis=1), softmax(outputs, axis=1))
     return rule.noiseless(outputs)
 
 
@@ -140,7 +140,7 @@ class ExactQuestions:
         """Answer exactly."""
         self.asked += len(images)
         scores = self._referee.scores(unit_scale(images, torch.float64)).double().numpy()
-        return Answers(scores.argmax(axis=1), softmax(scores))
+        return Answers(scores.argmax(axis=1), softmax(scores, axis=1))
 
 
 def membership_figures(

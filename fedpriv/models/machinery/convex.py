@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
+from scipy import optimize, special
 from scipy.sparse.linalg import LinearOperator, cg
 
 from fedpriv.accounting.convex_models import MOST_STEPS, descent_steps
@@ -51,14 +51,14 @@ class Objective:
 
     def gradient(self, weights: Array) -> Array:
         """Return dF/dW (C, d) at weights (C, d)."""
-        off = softmax(self.features @ weights.T)
+        off = special.softmax(self.features @ weights.T, axis=1)
         off[self._rows, self.labels] -= 1
         gradient: Array = off.T @ self.features / len(self.labels) + self.regularisation * weights
         return gradient if self.offset is None else gradient + self.offset
 
     def curvature(self, weights: Array, direction: Array) -> Array:
         """Return the second derivative of F at weights times a direction, both (C, d)."""
-        shares = softmax(self.features @ weights.T)
+        shares = special.softmax(self.features @ weights.T, axis=1)
         moved = self.features @ direction.T
         moved = shares * (moved - (shares * moved).sum(axis=1, keepdims=True))
         return moved.T @ self.features / len(self.labels) + self.regularisation * direction
@@ -129,9 +129,3 @@ def _descended(objective: Objective, weights: Array, norm: float, tolerance: flo
             "larger tolerance or regularisation"
         )
     return ConvexModel(weights, length)
-
-
-def softmax(logits: Array) -> Array:
-    """Return the probabilities of logits (n, classes), in float64 without overflow."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)

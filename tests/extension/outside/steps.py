@@ -7,8 +7,7 @@ from pydantic import Field
 
 from fedpriv.attacks.questions import Answers
 from fedpriv.core.settings import Count
-from fedpriv.models.machinery.convex import softmax
-from fedpriv.service.policies import AnswerPolicy, Draws, Scores
+from fedpriv.service.policies import AnswerPolicy, Draws, Scores, softmax
 
 
 class Steps(AnswerPolicy):
