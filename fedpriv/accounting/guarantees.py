@@ -39,7 +39,7 @@ def guarantee(release: Release) -> Guarantee:
     pure, best = (_UNUSED, _UNUSED) if unused else (_sound(proof, proof.pure()), _sound(proof, proof.best()))
     nominal = _sound(proof, proof.nominal())
     adjacency, count, delta = proof.adjacency, int(release.participations), float(release.delta)
-    return stated(adjacency, count, delta, pure, best, nominal, proof.notes(), _sampling(release))
+    return stated(adjacency, count, delta, pure, best, nominal, proof.notes(), sampling_of(release))
 
 
 def proven_epsilon(release: Release) -> float:
@@ -74,7 +74,8 @@ def _sound(proof: Proof, claim: Claim) -> Claim:
     )
 
 
-def _sampling(release: Release) -> str:
+def sampling_of(release: Release) -> str:
+    """Return how a step picks its examples, in words."""
     if release.sampling == "balls-in-bins":
         return f"balls-in-bins, {release.slots} steps a pass"
     if release.correlation is not None:

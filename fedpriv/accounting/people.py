@@ -7,6 +7,7 @@ record is stretched over the group.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
@@ -14,13 +15,13 @@ from functools import lru_cache, reduce
 import numpy as np
 
 from fedpriv.accounting.gaussian import gaussian_epsilon
-from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
+from fedpriv.accounting.guarantees import guarantee, proven_epsilon, running_epsilon, sampling_of
 from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import GaussianPair
-from fedpriv.accounting.proofs import Claim, Proof, Run, smallest
+from fedpriv.accounting.pairs import GaussianPair, Pair
+from fedpriv.accounting.proofs import Claim, Proof, Run, smallest, stated
 from fedpriv.accounting.release import Release
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import Person
+from fedpriv.core.records import Guarantee, Person
 from fedpriv.core.registry import MECHANISMS
 
 _MOST_RECORDS = 10**6
@@ -29,6 +30,11 @@ _DELTAS = 60  # at which a claim about one record is stretched
 _GROUP = "the person's records at a client are one group"
 _COMPOSED = "clients composed, who are independent given what they were sent"
 _ADDED = "pure epsilon of one record, added over the person's records and over clients"
+_KINDS = "releases of several kinds"
+_NORMAL = (
+    "Gaussian mechanism, all as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly (Balle and "
+    "Wang 2018, Thm 8); no amplification used"
+)
 _CHAIN = "Vadhan 2017, Lemma 2.2"
 
 
@@ -88,6 +94,40 @@ def _groups(shares: Sequence[Share]) -> tuple[tuple[Proof, int, int | None], ...
     return tuple((mechanism.proof()(share.release), share.units, share.examples) for share in shares)
 
 
+def together(releases: Sequence[Release]) -> Guarantee:
+    """Return what is proven about all releases of one client, which may differ in noise and sampling.
+
+    Releases of one kind are one with all their participations. Of several kinds the smaller of two is proven: their
+    dominating pairs composed adaptively, or epsilon and delta added. A figure under replace-one holds for zero-out,
+    which is therefore the adjacency if any release has it.
+
+    Args:
+        releases: at least one; all with the same mechanism, unit and delta.
+    """
+    counts: Counter[Release] = Counter()
+    for release in releases:
+        counts[replace(release, participations=1)] += release.participations
+    kinds = [replace(kind, participations=count) for kind, count in counts.items()]
+    if len(kinds) == 1:
+        return guarantee(kinds[0])
+    proofs, delta = [MECHANISMS[kind.mechanism].proof()(kind) for kind in kinds], kinds[0].delta
+    runs = [proof.whole_run() for proof in proofs]
+    composed = _composed(runs, delta) if all(runs) else None
+    mu = _normal_distance([part for run in runs for order in run[:1] for part in order])
+    how = "; ".join(dict.fromkeys(proof.run_theorem for proof in proofs)) if mu is None else _NORMAL.format(mu)
+    added = Claim(_added([(proof, 1, None) for proof in proofs], delta), f"{_KINDS}, epsilon and delta added")
+    pure = Claim(sum(proof.pure().epsilon for proof in proofs), proofs[0].pure().theorem)
+    return stated(
+        next((proof for proof in proofs if proof.release.adjacency == "zero-out"), proofs[0]).adjacency,
+        sum(kind.participations for kind in kinds),
+        delta,
+        pure,
+        smallest([added, *([] if composed is None else [Claim(composed, f"{_KINDS}: {how}")]), pure]),
+        Claim(math.inf, f"{_KINDS}, of which papers print no figure"),
+        sampling="; ".join(dict.fromkeys(map(sampling_of, kinds))),
+    )
+
+
 @lru_cache(maxsize=1024)
 def _epsilon(shares: tuple[Share, ...]) -> Claim:
     groups, delta = _groups(shares), float(shares[0].release.delta)
@@ -97,30 +137,33 @@ def _epsilon(shares: tuple[Share, ...]) -> Claim:
     spare = delta - sum(proof.delta_of_sampling for proof, _, _ in groups if proof.is_allocated)
     runs = [(plain, delta), *([(split, spare)] if split != plain else [])]
     composed = [_composed(each, left) for each, left in runs if all(each)]
-    return smallest([_added(groups, delta), *(claim for claim in composed if claim is not None), _pure(shares)])
-
-
-def _composed(runs: Sequence[Sequence[Run]], delta: float) -> Claim | None:
-    """The groups' pairs composed over clients, for both orders of the neighbours where they differ."""
-    epsilons = [_in_order(runs, order, delta) for order in range(max(map(len, runs)))]
-    if None in epsilons:
-        return None
+    chain = f"{_GROUP}, a chain of neighbours ({_CHAIN}); epsilon and delta of clients added"
+    added = Claim(_added(groups, delta), chain)
     how = f"{_GROUP} with a dominating pair of its own, and {_COMPOSED}"
-    return Claim(max(epsilon for epsilon in epsilons if epsilon is not None), how)
+    return smallest([added, *(Claim(epsilon, how) for epsilon in composed if epsilon is not None), _pure(shares)])
+
+
+def _composed(runs: Sequence[Sequence[Run]], delta: float) -> float | None:
+    """The pairs composed over groups, for both orders of the neighbours where they differ."""
+    epsilons = [_in_order(runs, order, delta) for order in range(max(map(len, runs)))]
+    return None if None in epsilons else max(epsilon for epsilon in epsilons if epsilon is not None)
 
 
 def _in_order(runs: Sequence[Sequence[Run]], order: int, delta: float) -> float | None:
     parts: Run = reduce(tuple.__add__, (run[order % len(run)] for run in runs))
+    mu = _normal_distance(parts)
+    return composed_epsilon(parts, delta, known=1.0) if mu is None else gaussian_epsilon(delta, mu)
+
+
+def _normal_distance(parts: Sequence[tuple[Pair, int]]) -> float | None:
+    """The mu of normal releases, which are one at the root of the sum of their squares; ``None``: some are not."""
     squares = [count * pair.mu**2 for pair, count in parts if isinstance(pair, GaussianPair)]
-    if len(squares) == len(parts):  # one normal law at the root of their sum
-        return gaussian_epsilon(delta, math.sqrt(sum(squares)))
-    return composed_epsilon(parts, delta, known=1.0)
+    return math.sqrt(sum(squares)) if len(squares) == len(parts) > 0 else None
 
 
-def _added(groups: Sequence[tuple[Proof, int, int | None]], delta: float) -> Claim:
-    """Each client's claim about one unit stretched over the group, and added; delta is shared out evenly."""
-    epsilon = sum(_stretched(proof.release, units, delta / len(groups)) for proof, units, _ in groups)
-    return Claim(epsilon, f"{_GROUP}, a chain of neighbours ({_CHAIN}); epsilon and delta of clients added")
+def _added(groups: Sequence[tuple[Proof, int, int | None]], delta: float) -> float:
+    """The claims about one unit stretched over each group, and added; delta is shared out evenly."""
+    return sum(_stretched(proof.release, units, delta / len(groups)) for proof, units, _ in groups)
 
 
 @lru_cache(maxsize=1024)

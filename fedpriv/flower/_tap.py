@@ -150,8 +150,8 @@ class Tap:
         moving = {name: sent[name] for name in seen.trained or moved(sent)}
         if not moving or not about.type.startswith("train"):
             return None
-        batch, steps = max([1, *seen.batch_sizes[:1]]), max(self.settings.local_steps or 0, seen.step_count)
-        return others_noise(noises, self.settings.noise, about.client, answers, moving, batch, steps)
+        steps = max(self.settings.local_steps or 0, seen.step_count)
+        return others_noise(noises, self.settings.noise, about.client, answers, moving, steps)
 
     def _write(self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message) -> None:
         if reply.has_error():

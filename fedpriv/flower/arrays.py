@@ -87,6 +87,17 @@ def arrays_of(content: RecordDict, record: str) -> Vector:
     return unpack(_described(content.array_records[record]))
 
 
+def parameters_of(message: Message) -> Vector:
+    """Return the arrays of a training message or its reply; none where they are not to be read."""
+    if message.has_error() or not is_training(message):
+        return {}
+    content = RecordDict({name: record for name, record in message.content.array_records.items() if len(record)})
+    try:
+        return arrays_of(content, record_of(content, None))
+    except (InputError, ValueError):
+        return {}
+
+
 def _described(record: ArrayRecord) -> ArrayRecord:
     """The same record; arrays of older clients and servers get their type and shape from their bytes."""
     if all(array.dtype for array in record.values()):

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedpriv.accounting import ceilings
+from fedpriv.accounting import Release, ceilings, guarantee
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.core.files import Journal, as_json, write_whole, writing_to
 from fedpriv.core.plan import Plan
-from fedpriv.core.records import LedgerLine
+from fedpriv.core.records import Guarantee, LedgerLine
 
 TOLD = 1 / 100  # which of 100 images, as in the ledger of a run
 
@@ -58,12 +58,10 @@ def _opening_of(line: bytes, path: Path) -> dict[str, Any]:
     return told
 
 
-def line_of(plan: Plan, answers: int) -> LedgerLine:
-    """Return what is proven of a client after so many answers."""
-    rounds = range(1, answers + 1)
-    (told,) = ceilings(plan.accounted(rounds), [TOLD])
-    line = LedgerLine.of(plan.client, 1, plan.guarantee(rounds), plan.config.noise, {"told": told})
-    return replace(line, examples=None)
+def line_of(client: int, found: Guarantee, release: Release) -> LedgerLine:
+    """Return what is proven of a client, with a ceiling for these releases."""
+    (told,) = ceilings(release, [TOLD])
+    return replace(LedgerLine.of(client, 1, found, release.noise, {"told": told}), examples=None)
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,8 @@ class AnswerLedger:
         return sum(1 for line in lines if line) - failed, failed
 
     def _line(self, answers: int) -> LedgerLine:
-        line = line_of(self.plan, answers)
+        release = self.plan.accounted(range(1, answers + 1))
+        line = line_of(self.plan.client, guarantee(release), release)
         return replace(line, notes=(*line.notes, *self.notes))
 
     def _check(self, answers: int, line: LedgerLine) -> None:

@@ -1,12 +1,16 @@
-"""Noise that other libraries add to what leaves a client: recognised while it is added, or told by the settings."""
+"""Noise that other libraries add to what leaves a client: recognised while it is added, and what it proves.
+
+What was observed of it is a :class:`Noise`; what several of them prove, or why nothing, :func:`proven` says: to the
+tap, whose attacks name it, and to the audit, which compares it with what the software says.
+"""
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from inspect import getclosurevars
-from math import inf, log, sqrt
+from inspect import getclosurevars, isfunction
+from math import log, sqrt
 from typing import Any
 
 import numpy as np
@@ -20,9 +24,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from fedpriv.accounting.gaussian import gaussian_delta
+from fedpriv.accounting.people import together
+from fedpriv.accounting.release import SIGMA, SMALLEST_RATE, Release, release_with
 from fedpriv.core.plan import Plan
+from fedpriv.core.reading import Record
+from fedpriv.core.records import Guarantee
 from fedpriv.data.sampling import Sampling
-from fedpriv.flower.arrays import Form
+from fedpriv.flower.arrays import Form, moved, parameters_of
 from fedpriv.flower.ledger import line_of
 from fedpriv.flower.watch import ReleasedUpdate, after_each
 from fedpriv.gradients import Vector
@@ -32,7 +41,11 @@ from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 LocalMod = LocalDpMod | OlderLocalDpMod
 """Flower has two, for older apps and newer ones, with the same noise."""
 
+DELTA = 1e-5
+"""Of a statement about software that names none."""
+
 LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
+NO_NOISE = "there is no noise"
 SEEDED = "{}'s generator, which draws the noise, is seeded: whoever knows the seed subtracts the noise"
 _AHEAD = 2  # batches that a loader may have given before the step of the first of them
 
@@ -114,19 +127,96 @@ def numpy_is_seeded() -> bool:
     return np.random.get_bit_generator().seed_seq is None  # type: ignore[attr-defined]
 
 
+@dataclass(frozen=True)
+class Stated(Record):
+    """A guarantee that other software states."""
+
+    epsilon: float
+    delta: float
+    releases: int = 1
+    relation: str = ""  # adjacency, in its words
+
+
+@dataclass(frozen=True)
+class Noise(Record):
+    """Noise of one kind in one answer of a client, as it was observed: all that what it proves depends on."""
+
+    by: str  # what added it
+    release: Release  # what it is of, and how often one unit may be in it
+    clip_norm: float
+    steps: int = 1  # with this noise
+    doubt: str = ""  # why nothing is proven of it; empty: nothing is known against it
+    left: tuple[str, ...] = ()  # arrays that training moved and that leave without it
+    stated: Stated | None = None  # by what added it, of this answer alone
+    notes: tuple[str, ...] = ()  # what makes it less than it seems
+
+    @property
+    def why(self) -> str:
+        """Why nothing is proven of the whole answer; empty: something is."""
+        return self.doubt or (LEFT_OUT.format(", ".join(self.left[:4])) if self.left else "")
+
+
+def observed_noise(by: str, sigma: float, delta: float, clip_norm: float, doubt: str = "", **sampled: Any) -> Noise:
+    """Return what was observed of normal noise, in numbers that an account takes, whatever a user's program has."""
+    exists, allowed = sigma >= SIGMA.floor, 0 < delta < 1
+    doubt = (NO_NOISE if not exists else "" if allowed else f"delta = {delta:g} is no probability below 1") or doubt
+    noise = min(sigma, SIGMA.ceiling) if exists else SIGMA.floor
+    kind = {"mechanism": "gaussian", "sampling": "full", "rate": 1.0, "participations": 1}
+    release = release_with(noise, delta if allowed else DELTA, **{**kind, **sampled})
+    return Noise(by, release, clip_norm, release.participations, doubt)
+
+
+def proven(noises: Sequence[Noise], delta: float | None = None) -> Guarantee:
+    """Return what the noise in all answers of a client proves, at a delta or the smallest of theirs; or why nothing."""
+    delta = min(each.release.delta for each in noises) if delta is None else delta
+    found = together([replace(each.release, delta=delta) for each in noises])
+    why = next((each.why for each in noises if each.why), "")
+    return _unproven(found, why) if why else found
+
+
+def _unproven(found: Guarantee, why: str) -> Guarantee:
+    nothing = dict.fromkeys(found.theorem, f"none: {why}")
+    return replace(found, epsilon=None, pure_epsilon=None, theorem=nothing, notes=(why,))
+
+
 @dataclass
 class Noises:
     """What added noise while a message was answered."""
 
-    mods: list[LocalMod] = field(default_factory=list)  # innermost first
+    mods: list[Noise] = field(default_factory=list)  # by LocalDpMod, innermost first
     drawn: Drawn = field(default_factory=Drawn)
-    private: dict[Any, None] = field(default_factory=dict)  # optimisers of Opacus that took steps, each once
+    # of Opacus: (optimiser, its noise multiplier, the rate that its accountant is given) -> steps
+    steps: Counter[tuple[Any, float, float]] = field(default_factory=Counter)
+    accountants: set[Any] = field(default_factory=set)  # of these
+    stated: list[Stated] = field(default_factory=list)  # by these
+    uniform: bool = False  # whether an engine was made whose loader does not draw Poisson batches
     plain: str = ""  # the type of an optimiser that took a step with none of Opacus around it
-    steps: int = 0  # of Opacus
-    least: float = inf  # the smallest noise multiplier, which a scheduler may change
     seeded: bool = False  # whether torch's generator had a seed of the app's own in any of these steps
+    summed: bool = False  # whether the gradients of several batches were added up in a step
     reordered: bool = False  # whether sequences were packed in another order than that of their batch
     _seed: int = field(default_factory=torch.initial_seed)
+
+    @property
+    def private(self) -> list[Any]:
+        """Optimisers of Opacus that took steps, each once."""
+        return [*dict.fromkeys(optimizer for optimizer, _, _ in self.steps)]
+
+    @property
+    def engines(self) -> tuple[Noise, ...]:
+        """The noise of Opacus: of Poisson batches, if they are, at the rate that its accountant was given."""
+        drawn, doubt = self.drawn, self.doubt
+        delta = min((each.delta for each in self.stated), default=DELTA)
+        found = []
+        for (optimizer, sigma, rate), steps in self.steps.items():
+            bounds = optimizer.max_grad_norm
+            clip_norm = sqrt(sum(each**2 for each in bounds)) if isinstance(bounds, list) else float(bounds)
+            sampled: dict[str, Any] = {"sampling": "fixed", "participations": drawn.uses(steps)}
+            if drawn.poisson and not self.uniform:
+                rate = min(max(drawn.rate(rate), SMALLEST_RATE), 1.0)
+                sampled = {"sampling": "poisson", "rate": rate, "participations": steps, "adjacency": "zero-out"}
+            noise = observed_noise("Opacus", sigma, delta, clip_norm, doubt, **sampled)
+            found.append(replace(noise, steps=steps))
+        return tuple(found)
 
     @property
     def doubt(self) -> str:
@@ -135,6 +225,8 @@ class Noises:
             return f"{self.plain} took steps without noise as well: if on the data, what noise covers depends on them"
         if any(hasattr(each, "unclipped_num_std") for each in self.private):
             return "Opacus' adaptive clipping divides a noisy count by the exact size of the batch"
+        if self.summed and self.drawn.poisson:
+            return "a step adds up the gradients of several Poisson batches, and an example may be in more than one"
         if self.reordered:
             return "Opacus gives sequences that were packed in order of their lengths each other's gradients"
         if own := next(filter(None, map(_own_method, self.private)), ""):
@@ -160,9 +252,11 @@ class Noises:
         if private is None:
             self.plain = self.plain or type(optimizer).__name__
         else:
-            self.private[private] = None
-            self.least = min(self.least, float(private.noise_multiplier))
-            self.steps += 1
+            told = getclosurevars(private.step_hook).nonlocals if isfunction(private.step_hook) else {}
+            self.steps[private, float(private.noise_multiplier), float(told.get("sample_rate", 1.0))] += 1
+            kept = (getattr(parameter, "grad_sample", None) for parameter in private.params)
+            self.summed |= any(isinstance(each, list) and len(each) > 1 for each in kept)
+            self.accountants |= {told["self"]} if "self" in told else set()
             # Unseeded, torch begins with 64 random bits; dates and times in milliseconds have fewer.
             self.seeded |= torch.initial_seed() != self._seed or self._seed < 2**45
 
@@ -181,16 +275,45 @@ def hearing_noise() -> Iterator[Noises]:
     """Note which mods and optimisers add noise inside."""
     noises = Noises()
 
-    def acted(reply: Message, mod: LocalMod, *_: Any) -> None:
-        if not reply.has_error():
-            noises.mods.append(mod)
+    def acted(reply: Message, mod: LocalMod, message: Message, *_: Any) -> None:
+        before, after = parameters_of(message), parameters_of(reply)
+        if before and after:
+            noises.mods.append(_of_local(mod, before, after))
 
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
-    with until_the_end([hook]), hearing_loaders(noises.drawn), ExitStack() as stack:
+    with until_the_end([hook]), hearing_loaders(noises.drawn), _hearing_engines(noises), ExitStack() as stack:
         stack.enter_context(after_each(PackedSequence, "__new__", lambda made, *_, **__: noises.packed(made)))
         for kind in (LocalDpMod, OlderLocalDpMod):
             stack.enter_context(after_each(kind, "__call__", acted))
         yield noises
+
+
+@contextmanager
+def _hearing_engines(noises: Noises) -> Iterator[None]:
+    """Note what engines of Opacus make, and state; nothing where the app has not imported it."""
+    if "opacus" not in sys.modules:
+        yield
+        return
+    from opacus import PrivacyEngine
+    from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
+    from opacus.data_loader import DPDataLoader
+
+    def asked(epsilon: float, accountant: Any, delta: float, *_: Any, **__: Any) -> None:
+        if accountant in noises.accountants:
+            noises.stated.append(Stated(float(epsilon), float(delta)))
+
+    def made(result: tuple[Any, ...], *_: Any, **__: Any) -> None:
+        noises.uniform |= not isinstance(result[-1], DPDataLoader)
+
+    def promised(_: Any, __: Any, *, target_epsilon: float, target_delta: float, **___: Any) -> None:
+        noises.stated.append(Stated(float(target_epsilon), float(target_delta)))
+
+    with ExitStack() as stack:
+        for kind in (GaussianAccountant, PRVAccountant, RDPAccountant):
+            stack.enter_context(after_each(kind, "get_epsilon", asked))
+        stack.enter_context(after_each(PrivacyEngine, "make_private", made))
+        stack.enter_context(after_each(PrivacyEngine, "make_private_with_epsilon", promised))
+        yield
 
 
 def is_changed(reply: Vector, held: Mapping[Form, Vector], form: Form) -> bool:
@@ -214,91 +337,69 @@ def _frames() -> Iterator[Any]:
         frame = frame.f_back
 
 
-def others_noise(
-    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, batch: int, steps: int
-) -> ReleasedUpdate | None:
-    """Return what is known of the noise in a reply, as seen and as ``[tap.noise]`` says; ``None``: none is known."""
-    tensors = tuple(value.numel() for value in sent.values())
-    if told is not None:
-        uses = 1 if told.unit == "update" else noises.drawn.uses(steps)
-        released = _released("tap.noise", told, client, answers, tensors, _each_time(batch), uses)
-        return released if uses else _unproven(released, "no step was seen; tap.local_steps says how many there are")
-    if noises.mods:
-        return _of_local(noises.mods[-1], client, answers, sent)
-    if not noises.private or not noises.least:
-        return None
-    released = _of_opacus(noises, client, answers, tensors)
-    return _unproven(released, noises.doubt) if noises.doubt else released
-
-
 def half_doubt(values: Vector) -> str:
     """Why nothing is proven of arrays of half precision; empty: there is none."""
     half = [name for name, value in values.items() if value.dtype in (torch.float16, torch.bfloat16)]
     return f"{half[0]} has half precision, whose rounding moves a clipped update further than its norm" if half else ""
 
 
-def doubt_of_local(update: Vector) -> str:
-    """Why nothing is proven of LocalDpMod's noise on an update; empty: nothing is known against it."""
-    return SEEDED.format("numpy") if numpy_is_seeded() else half_doubt(update)
+def _of_local(mod: LocalMod, before: Vector, after: Vector) -> Noise:
+    """The noise of LocalDpMod, as it computes it, in an update that it clips; it leaves arrays without dimensions."""
+    told, delta, norm = mod.epsilon, mod.delta, mod.clipping_norm
+    fits = told and 0 < delta < 1
+    sigma = mod.sensitivity * sqrt(2 * log(1.25 / delta)) / told / norm if fits else 0.0
+    doubt = SEEDED.format("numpy") if numpy_is_seeded() else half_doubt(after)
+    noise = observed_noise("LocalDpMod", sigma, delta, norm, doubt, unit="update")
+    notes = []
+    if sigma and mod.sensitivity < 2 * norm:
+        notes.append(
+            f"sensitivity = {mod.sensitivity:g}, but two updates of norm {norm:g} differ by up to {2 * norm:g}; at "
+            f"epsilon {told:g} delta is {gaussian_delta(told, 2 / sigma):.3g} an answer"
+        )
+    if told > 1:
+        notes.append("its formula for the noise is proven only for epsilon below 1")
+    scalars = (name for name in moved(before) if name in after and not before[name].ndim)
+    left = tuple(name for name in scalars if not after[name].equal(before[name]))
+    return replace(noise, left=left, stated=Stated(float(told), float(delta)), notes=tuple(notes))
 
 
-def _of_local(mod: LocalMod, client: int, answers: int, sent: Vector) -> ReleasedUpdate | None:
-    """The noise of LocalDpMod, as it computes it; nothing is proven where it leaves arrays out."""
-    deviation = mod.sensitivity * sqrt(2 * log(1.25 / mod.delta)) / mod.epsilon if mod.epsilon and mod.delta else 0.0
-    if not deviation:
+def others_noise(
+    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, steps: int
+) -> ReleasedUpdate | None:
+    """Return what is known of the noise in a reply, as seen and as ``[tap.noise]`` says; ``None``: none is known.
+
+    The client's earlier answers are taken to have had the same.
+    """
+    if told is not None:
+        return _as_told(noises.drawn, told, client, answers, sent, steps)
+    scalars = tuple(name for name, value in sent.items() if not value.ndim)
+    local = tuple(replace(each, left=tuple(dict.fromkeys((*each.left, *scalars)))) for each in noises.mods[-1:])
+    found = local or noises.engines
+    if not found or any(each.doubt == NO_NOISE for each in found):
         return None
-    own = {"name": "gaussian", "unit": "update", "clip_norm": mod.clipping_norm, "delta": mod.delta}
-    config = mechanism_settings({**own, "sigma": deviation / mod.clipping_norm})
-    tensors = tuple(value.numel() for value in sent.values())
-    released = _released("LocalDpMod", config, client, answers, tensors, _each_time(1), 1)
-    scalars = [name for name, value in sent.items() if not value.ndim]
-    why = LEFT_OUT.format(", ".join(scalars[:4])) if scalars else doubt_of_local(sent)
-    return _unproven(released, why) if why else released
+    least = min(found, key=lambda each: each.release.noise or 0.0)
+    own = {"name": "gaussian", "clip_norm": least.clip_norm, "sigma": least.release.noise}
+    own |= {key: getattr(least.release, key) for key in ("unit", "delta", "adjacency")}
+    return _released(least, mechanism_settings(own), client, found * answers)
 
 
-def _unproven(released: ReleasedUpdate, why: str) -> ReleasedUpdate:
-    """The same noise, of which nothing is proven."""
-    nothing = dict.fromkeys(released.line.theorem, f"none: {why}")
-    line = replace(released.line, epsilon=None, pure_epsilon=None, theorem=nothing, ceilings={}, notes=(why,))
-    return replace(released, line=line)
-
-
-def _of_opacus(noises: Noises, client: int, answers: int, tensors: tuple[int, ...]) -> ReleasedUpdate:
-    """The noise of Opacus' optimisers; Poisson batches, if they are, at the rate that its accountant was given."""
-    drawn = (_batches(each, noises.drawn) for each in noises.private)
-    size, examples = min(drawn, key=lambda each: each[1] / each[0])
-    bounds = next(iter(noises.private)).max_grad_norm
-    clip_norm = sqrt(sum(each**2 for each in bounds)) if isinstance(bounds, list) else bounds
-    own = {"name": "gaussian", "clip_norm": float(clip_norm), "sigma": noises.least}
-    if not noises.drawn.poisson:
-        steps = noises.drawn.uses(noises.steps)
-        return _released("Opacus", mechanism_settings(own), client, answers, tensors, _each_time(size), steps)
-    config = mechanism_settings({**own, "adjacency": "zero-out"})
-    return _released("Opacus", config, client, answers, tensors, Sampling("poisson", size, examples), noises.steps)
-
-
-def _batches(optimizer: Any, drawn: Drawn) -> tuple[int, int]:
-    """The size of batches that an optimiser of Opacus expects, and of how many examples they are drawn."""
-    size = max(1, int(optimizer.expected_batch_size))
-    known = getclosurevars(optimizer.step_hook).nonlocals if optimizer.step_hook is not None else {}
-    rate = known.get("sample_rate")
-    return size, max(size, int(size / drawn.rate(rate) + 1e-9)) if rate else size
-
-
-def _each_time(size: int) -> Sampling:
-    """Batches of which any may have the example; what counts is in how many it may be."""
-    return Sampling("fixed", size, size)
-
-
-def _released(
-    by: str,
-    config: MechanismSettings,
-    client: int,
-    answers: int,
-    tensors: tuple[int, ...],
-    sampling: Sampling,
-    steps: int,
+def _as_told(
+    drawn: Drawn, told: MechanismSettings, client: int, answers: int, sent: Vector, steps: int
 ) -> ReleasedUpdate:
-    noise = config.noise if config.noise is not None else config.nominal_noise()
-    plan = Plan(client, sampling, max(1, steps), config.with_noise(noise), tensors, 0)
-    return ReleasedUpdate(plan.config, line_of(plan, answers), None, by)
+    """The noise that the settings tell; of an example in how many of the steps it may be."""
+    uses = 1 if told.unit == "update" else drawn.uses(steps)
+    config = told.with_noise(told.noise or 0.0)
+    tensors = tuple(value.numel() for value in sent.values())
+    plan = Plan(client, Sampling("fixed", 1, 1), max(1, uses), config, tensors, 0)
+    doubt = "" if uses else "no step was seen; tap.local_steps says how many there are"
+    noise = Noise("tap.noise", plan.accounted([1]), 0.0, doubt=doubt)
+    return _released(noise, config, client, [noise] * answers)
+
+
+def _released(least: Noise, config: MechanismSettings, client: int, noises: Sequence[Noise]) -> ReleasedUpdate:
+    """What is proven of a client's answers, with a ceiling for the least noise in all of them."""
+    uses = sum(each.release.participations for each in noises)
+    rate = max(each.release.rate for each in noises)
+    line = line_of(client, proven(noises), replace(least.release, participations=uses, rate=rate))
+    unproven = any(each.why for each in noises)
+    return ReleasedUpdate(config, replace(line, ceilings={}) if unproven else line, None, least.by)

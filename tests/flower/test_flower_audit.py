@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from select import select
@@ -35,7 +36,7 @@ from fedpriv.flower.app_settings import TapSettings, read_settings
 from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
-from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, StrategyLayer
+from fedpriv.flower.audit.records import Answer, ModAction, StrategyLayer
 from fedpriv.flower.audit.simulation import (
     Simulated,
     _loaded,
@@ -46,7 +47,7 @@ from fedpriv.flower.audit.simulation import (
     observe,
     read_answers,
 )
-from fedpriv.flower.noise import Drawn, hearing_loaders, numpy_is_seeded
+from fedpriv.flower.noise import Drawn, _of_local, hearing_loaders, numpy_is_seeded, observed_noise
 from tests.command_line import fedpriv
 from tests.flower.apps import client, context, question, settings
 from tests.flower.audited import (
@@ -111,7 +112,7 @@ def test_local_dp_holds_less_than_it_says_and_its_noise_shows_it(audited) -> Non
 
 def test_arrays_without_dimensions_leave_local_dp_as_training_made_them(audited) -> None:  # type: ignore[no-untyped-def]
     claim = audited(SCALAR).claims["LocalDpMod"]
-    assert claim.epsilon is None and claim.falls_short and "scale left as training made them" in claim.notes[0]
+    assert claim.epsilon is None and claim.falls_short and "without dimensions: scale" in claim.theorem
     app = client(
         [LocalDpMod(1.0, 1.0, 8.0, DELTA)], lambda given: {name: np.asarray(value + 7) for name, value in given.items()}
     )
@@ -223,6 +224,18 @@ UNPROVEN = {
         AVERAGE,
         "",
         "DPOptimizer has add_noise of its own",
+    ),
+    "summed batches": (
+        OPACUS
+        | {
+            "private": OPACUS["private"].replace("max_grad", "poisson_sampling=False, max_grad")
+            + "\n    import opacus\n    loader = [*opacus.data_loader.DPDataLoader(loader.dataset, sample_rate=0.9)]\n"
+            "    images, labels = loader[0]\n    nn.functional.cross_entropy(model(images), labels).backward()\n"
+            "    optimizer.zero_grad = lambda: None"
+        },
+        AVERAGE,
+        "",
+        "a step adds up the gradients of several Poisson batches",
     ),
     "packed sequences": (
         OPACUS | {"after": "torch.nn.utils.rnn.pack_sequence([torch.ones(1), torch.ones(2)], enforce_sorted=False)"},
@@ -343,9 +356,15 @@ def test_a_strategy_that_flower_has_replaced_proves_nothing() -> None:
 
 
 def test_poisson_batches_beside_others_prove_zero_out_alone() -> None:
-    engines = EngineSteps(1.0, 0.1, 5, True, 5), EngineSteps(1.0, 0.1, 5, False, 1)
-    (claim,) = claims([Answer(0, 0, "train", engines=engines)], (), (), Path())
-    assert claim.adjacency.startswith("zero-out") and claim.releases == 10
+    """Each pair of laws is composed by another library: five Poisson steps, and one whole step under replace-one."""
+    poisson = {"sampling": "poisson", "rate": 0.1, "participations": 5, "adjacency": "zero-out"}
+    noises = tuple(observed_noise("Opacus", 1.0, DELTA, 1.0, **kind) for kind in (poisson, {"sampling": "fixed"}))
+    (claim,) = claims([Answer(0, 0, "train", noises=noises)], (), (), Path())
+    truth = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    truth.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), 5)
+    truth.compose(dp_accounting.GaussianDpEvent(0.5))
+    assert claim.epsilon == pytest.approx(truth.get_epsilon(DELTA), rel=5e-3)
+    assert claim.adjacency.startswith("zero-out") and claim.releases == 6
 
 
 def protected(tmp_path: Path) -> str:
@@ -504,7 +523,7 @@ LEFT = {
             "train",
             sent={"a": {"w": "float32 (2,)"}},
             replied={"a": {"w": "float32 (2,)"}},
-            actions=(ModAction("mine", {}, noised=("w",), norm=1.0, left=1.0),),
+            actions=(ModAction("mine", noised=("w",), norm=1.0, left=1.0),),
         ),
         "uncovered",
     ),
@@ -536,8 +555,8 @@ def test_mods_that_fail_to_evaluate_are_for_training_alone(tmp_path: Path) -> No
 
 def test_what_is_said_of_one_answer_is_judged_by_one(tmp_path: Path) -> None:
     """With a sensitivity of twice the clipping norm LocalDpMod keeps what it says, and says nothing of two answers."""
-    own = {"clipping_norm": 1.0, "sensitivity": 2.0, "epsilon": 0.9, "delta": DELTA}
-    answer = Answer(0, 1, "train", actions=(ModAction("LocalDpMod", own, norm=1.0, left=1.0),))
+    own = replace(_of_local(LocalDpMod(1.0, 2.0, 0.9, DELTA), {}, {}), doubt="")
+    answer = Answer(0, 1, "train", actions=(ModAction("LocalDpMod", norm=1.0, left=1.0),), noises=(own,))
     (claim,) = claims([answer, answer], (), (), tmp_path)
     mu = 0.9 / math.sqrt(2 * math.log(1.25 / DELTA))
     assert normal_delta(claim.once, mu) == pytest.approx(DELTA, rel=1e-6)
@@ -649,7 +668,7 @@ def test_the_command_on_flowers_own_simulation(tmp_path: Path) -> None:
     assert hashes(app) == before
     said = " ".join(done.stdout.split())
     assert "LocalDpMod, against the server and all who read uploads; replace-one" in said
-    assert "2 releases as one of mu = 4.67" in said and "against the server nothing is proven" in said
+    assert "2 releases as one of mu = 1.414" in said and "against the server nothing is proven" in said
     page = (tmp_path / "out" / "report.html").read_text()
     assert "less than it says" in page and "Originals above" in page
     found = json.loads((tmp_path / "out" / "audit.json").read_text())

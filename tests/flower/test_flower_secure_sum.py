@@ -20,6 +20,7 @@ from flwr.app import ConfigRecord
 from flwr.common.secure_aggregation.quantization import dequantize, quantize
 from scipy import stats
 
+from fedpriv.accounting import guarantee
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.flower import _privatise, privatise, secure_sum
 from fedpriv.flower._privatise import _plan
@@ -204,7 +205,8 @@ def test_how_many_clients_share_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_claim_that_delta_has_no_room_for_is_refused() -> None:
     own = {"name": "distributed", "unit": "update", "sigma": 1.0, "survivors": 3}
-    line = line_of(_plan(mechanism_settings(own), None, 0, (4,), "sum"), 1)
+    release = _plan(mechanism_settings(own), None, 0, (4,), "sum").accounted([1])
+    line = line_of(0, guarantee(release), release)
     check_claim(line)
     with pytest.raises(RefusedError, match="epsilon 50; noise in the sum proves none above 44"):
         check_claim(replace(line, epsilon=50.0))

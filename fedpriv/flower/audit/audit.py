@@ -22,6 +22,7 @@ from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.records import Answer, Audit, Leaving, ModAction
 from fedpriv.flower.audit.simulation import RUN, Simulated, app_name, copied, simulate
 from fedpriv.flower.folder import ABOUT, read_exchanges, read_tapped
+from fedpriv.flower.noise import Noise
 
 RESULT, TAPPED = "audit.json", f"tap-{RUN}"
 _QUICK = ("adversary.iga.iterations=400",)
@@ -242,15 +243,15 @@ def _of_update(
     if answer.stage:
         yield "", _Row(kind, "secaggplus_mod", "masked", "the server sees only the sum")
     elif outer is not None:
-        yield "", _covered(kind, outer.mod, "clipped and noised at the client", outer.doubt)
-        if outer.kept:
+        noises = [noise for noise in answer.noises if noise.by == outer.mod]
+        yield "", _covered(kind, outer.mod, "clipped and noised at the client", noises)
+        if left := [name for noise in noises for name in noise.left]:
             yield (
-                f" ({', '.join(outer.kept[:4])})",
-                _Row(f"{len(outer.kept)} arrays", "", "uncovered", "left out of the noise"),
+                f" ({', '.join(left[:4])})",
+                _Row(f"{len(left)} arrays", "", "uncovered", "left out of the noise"),
             )
-    elif answer.engines:
-        doubt = next((each.doubt for each in answer.engines if each.doubt), "")
-        yield "", _covered(kind, "Opacus", "trained with noisy gradients", doubt)
+    elif answer.noises:
+        yield "", _covered(kind, "Opacus", "trained with noisy gradients", answer.noises)
         if statistics:
             yield (
                 f" ({', '.join(statistics[:4])})",
@@ -260,8 +261,9 @@ def _of_update(
         yield "", _Row(kind, "", "uncovered", _unnoised(answer))
 
 
-def _covered(kind: str, by: str, how: str, doubt: str) -> _Row:
+def _covered(kind: str, by: str, how: str, noises: Sequence[Noise]) -> _Row:
     """An update with noise, unless nothing is proven of that."""
+    doubt = next((noise.doubt for noise in noises if noise.doubt), "")
     return _Row(kind, "", "uncovered", doubt) if doubt else _Row(kind, by, "covered", how)
 
 

@@ -1,35 +1,22 @@
-"""What privacy software in a Flower app says, beside what is proven of it over the whole run.
-
-Noise on a client's whole update is normal, so releases that differ compose exactly: of several with distances mu they
-are one with the root of the sum of their squares. Opacus' steps are those of DP-SGD, as in a run's ledger.
-"""
+"""What privacy software in a Flower app says, beside what is proven of it over the whole run."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedpriv.accounting import guarantee
-from fedpriv.accounting.gaussian import gaussian_delta, gaussian_epsilon
-from fedpriv.accounting.numerical import composed_epsilon
-from fedpriv.accounting.pairs import zero_out_pair
-from fedpriv.accounting.release import Release, release_with
 from fedpriv.core.numbers import several
 from fedpriv.core.reading import read_file
-from fedpriv.core.records import LedgerLine, shown_epsilon
-from fedpriv.flower.audit.observers import CLIPPING_NORM, LEDGERS
-from fedpriv.flower.audit.records import Answer, Claim, EngineSteps, ModAction, Round, StrategyLayer
-
-DELTA = 1e-5
-"""Of a statement about software that names none."""
+from fedpriv.core.records import Guarantee, LedgerLine, shown_epsilon
+from fedpriv.flower.audit.observers import LEDGERS
+from fedpriv.flower.audit.records import Answer, Claim, Round, StrategyLayer
+from fedpriv.flower.noise import DELTA, Noise, Stated, observed_noise, proven
 
 SERVER, READERS = "the server and all who read uploads", "who reads the models that the server sends"
-_UPDATE = "replace-one: this client's whole update becomes any other"
-_ZERO_OUT = "zero-out: this client's update becomes zero, and its weight stays"
-_EXAMPLE = "zero-out: one example becomes one that adds zero"
-_OTHER_EXAMPLE = "replace-one: one example becomes any other"
-_COMPOSED = (
+_UPDATE = "replace-one-update: this client's whole update is replaced by any other"
+_WEIGHED = "zero-out: this client's update becomes zero, and its weight stays"
+_MEANS = (
     "Gaussian mechanism, {} as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
     "(Balle and Wang 2018, Thm 8); no amplification used"
 )
@@ -45,14 +32,14 @@ def claims(
     """Return what each piece of privacy software says and proves, the clients' first, outermost first."""
     by_client: dict[int, list[Answer]] = defaultdict(list)
     for answer in answers:
-        if (answer.trains or answer.engines) and not answer.error:
+        if (answer.trains or answer.noises) and not answer.error:
             by_client[answer.client].append(answer)
     mods = dict.fromkeys(action.mod for answer in answers for action in reversed(answer.actions))
     found: list[Claim] = []
     for mod in mods:
         if mod in _OF_MODS:
             found += _OF_MODS[mod](by_client, out)
-    found += _opacus(by_client)
+    found += _of_noise("Opacus", by_client, out)
     found += [_wrapper(layer, layers, rounds, by_client) for layer in layers if layer.wraps]
     found += [
         _nothing(layer.name, "noise", len(rounds), "Flower's wrappers DifferentialPrivacy... have replaced it")
@@ -62,77 +49,72 @@ def claims(
     return tuple(found)
 
 
-def composed(distances: Sequence[float], delta: float) -> tuple[float, float]:
-    """Return epsilon and mu of normal releases, each of which tells neighbours apart by so many deviations."""
-    mu = math.hypot(*distances)
-    return (gaussian_epsilon(delta, mu), mu) if math.isfinite(mu) else (math.inf, mu)
-
-
-def _actions(answers: Sequence[Answer], mod: str) -> list[ModAction]:
-    """What a mod did to each update of a client."""
-    return [action for answer in answers for action in answer.actions if action.mod == mod and action.norm is not None]
-
-
 # ---- at the client --------------------------------------------------------------------------------------------------
 
 
-def _local_dp(by_client: ByClient, _: Path) -> Iterator[Claim]:
-    """Flower's LocalDpMod: noise for a sensitivity that its user names, on an update that it clips."""
-    per_client = {client: _actions(answers, "LocalDpMod") for client, answers in by_client.items()}
-    per_client = {client: actions for client, actions in per_client.items() if actions}
+def _of_noise(by: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
+    """LocalDpMod, whose user names a sensitivity, or all engines of Opacus together, whatever engine counted a step."""
+    per_client: dict[int, list[list[Noise]]] = defaultdict(list)  # of each answer
+    stated: list[Stated] = []
+    for client, answers in by_client.items():
+        for answer in answers:
+            if own := [noise for noise in answer.noises if noise.by == by]:
+                per_client[client].append(own)
+            stated += answer.stated if by == "Opacus" else [noise.stated for noise in own if noise.stated]
     if not per_client:
         return
-    own = max(per_client.values(), key=len)[0].settings
-    delta, said = own["delta"], own["epsilon"]
-    distances = {client: [_local_distance(each.settings) for each in actions] for client, actions in per_client.items()}
-    worst = max(distances, key=lambda client: math.hypot(*distances[client]))
-    once, first = composed(distances[worst][:1], delta)
-    epsilon, mu = composed(distances[worst], delta)
-    acted = [each for actions in per_client.values() for each in actions]
-    kept, doubt = dict.fromkeys(name for each in acted for name in each.kept), _doubt(acted)
-    count = len(distances[worst])
-    notes = []
-    if kept:
-        notes.append(
-            f"{', '.join(kept)} left as training made them, neither clipped nor noised: LocalDpMod leaves arrays "
-            f"without dimensions out. Without them epsilon would be {shown_epsilon(epsilon)}"
-        )
-    if first and own["sensitivity"] < 2 * own[CLIPPING_NORM]:
-        notes.append(
-            f"sensitivity = {own['sensitivity']:g}, but two updates of norm {own[CLIPPING_NORM]:g} differ by up to "
-            f"{2 * own[CLIPPING_NORM]:g}; at epsilon {said:g} delta is {gaussian_delta(said, first):.3g} an answer"
-        )
-    if said > 1:
-        notes.append("its formula for the noise is proven only for epsilon below 1")
-    proven = not kept and not doubt and math.isfinite(epsilon)
+    delta = min((each.delta for each in stated), default=None)
+    figures = {
+        client: proven([noise for own in answers for noise in own], delta) for client, answers in per_client.items()
+    }
+    worst = max(figures, key=lambda client: _size(figures[client]))
+    found, answered = figures[worst], per_client[worst]
+    once = proven(answered[0], found.delta)
+    said = max((each.epsilon for each in stated), default=None)
+    judged = once if by == "LocalDpMod" else found  # it says nothing of several answers
     yield Claim(
-        what="LocalDpMod",
-        says=f"epsilon {said:g}, delta {delta:g} of each answer; nothing of several",
+        what=by,
+        says=_says(by, said, found.delta),
         against=SERVER,
-        adjacency=_UPDATE,
-        once=once if proven else None,
-        epsilon=epsilon if proven else None,
-        delta=delta,
-        releases=count,
-        theorem=_COMPOSED.format(several(count, "release"), mu)
-        if proven
-        else f"none: {doubt or 'what it leaves out is not bounded'}",
-        notes=tuple(notes),
-        falls_short=not proven or once > said * _SLACK,  # it says nothing of several answers
+        adjacency=found.adjacency,
+        once=once.epsilon if found.epsilon is not None else None,
+        epsilon=found.epsilon,
+        delta=found.delta,
+        releases=found.participations,
+        theorem=found.theorem["epsilon"],
+        notes=(
+            *dict.fromkeys(note for own in answered for noise in own for note in noise.notes),
+            *(_engine_notes(worst, answered, found, said) if by == "Opacus" else ()),
+        ),
+        falls_short=said is not None and (found.epsilon is None or _size(judged) > said * _SLACK),
     )
 
 
-def _doubt(parts: Iterable[ModAction | EngineSteps | Round]) -> str:
-    """The first reason why nothing is proven."""
-    return next((each.doubt for each in parts if each.doubt), "")
+def _size(found: Guarantee) -> float:
+    return math.inf if found.epsilon is None else found.epsilon
 
 
-def _local_distance(own: Mapping[str, float]) -> float:
-    """Twice the clipping norm over the standard deviation, as LocalDpMod computes it."""
-    if not own["delta"] or not own["sensitivity"]:
-        return math.inf if own["delta"] else 0.0
-    deviation = own["sensitivity"] * math.sqrt(2 * math.log(1.25 / own["delta"])) / max(own["epsilon"], 1e-300)
-    return 2 * own[CLIPPING_NORM] / deviation
+def _says(by: str, said: float | None, delta: float) -> str:
+    if said is None:
+        return "nothing: the app asks no engine"
+    of_each = " of each answer; nothing of several" if by == "LocalDpMod" else ""
+    return f"epsilon {shown_epsilon(said)}, delta {delta:g}{of_each}"
+
+
+def _engine_notes(
+    client: int, answers: Sequence[Sequence[Noise]], found: Guarantee, said: float | None
+) -> Iterator[str]:
+    """What the figure of engines covers, and how batches are drawn."""
+    own = [each for noises in answers for each in noises]
+    yield f"{sum(each.steps for each in own)} steps of client {client} in {len(answers)} answers"
+    if said is not None and found.epsilon is not None and len(answers) > 1 and found.epsilon > said * _SLACK:
+        yield "each answer creates a new engine, which counts only its own steps"
+    if any(each.release.sampling != "poisson" for each in own):
+        yield (
+            "batches are not drawn by Poisson sampling in secret, which its accountant assumes; an example may be in "
+            f"{found.participations} of them"
+        )
+    yield "only the parameters that its optimiser changed are covered, not metrics and other arrays"
 
 
 def _nothing(what: str, says: str, releases: int, why: str, *notes: str) -> Claim:
@@ -142,7 +124,14 @@ def _nothing(what: str, says: str, releases: int, why: str, *notes: str) -> Clai
 
 def _clipping(mod: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
     """Flower's mods that clip, for wrappers that add noise at the server."""
-    clipped = max((len(_actions(answers, mod)) for answers in by_client.values()), default=0)
+    acted = [
+        client
+        for client, answers in by_client.items()
+        for answer in answers
+        for action in answer.actions
+        if action.mod == mod and action.norm is not None
+    ]
+    clipped = max(Counter(acted).values(), default=0)
     if clipped:
         bit = "; its norm_bit leaves as it is" if mod == "adaptiveclipping_mod" else ""
         why = f"no noise is added at the client, and the server sees each clipped update{bit}"
@@ -187,96 +176,12 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
 
 
 _OF_MODS: Mapping[str, Callable[[ByClient, Path], Iterator[Claim]]] = {
-    "LocalDpMod": _local_dp,
+    "LocalDpMod": partial(_of_noise, "LocalDpMod"),
     "fixedclipping_mod": partial(_clipping, "fixedclipping_mod"),
     "adaptiveclipping_mod": partial(_clipping, "adaptiveclipping_mod"),
     "privatise": _privatise,
     "secaggplus_mod": _secaggplus,
 }
-
-
-def _opacus(by_client: ByClient) -> Iterator[Claim]:
-    """Opacus: all steps of a client's engines together, whatever engine counted them."""
-    steps: dict[int, list[EngineSteps]] = {
-        client: [each for answer in answers for each in answer.engines] for client, answers in by_client.items()
-    }
-    steps = {client: own for client, own in steps.items() if own}
-    if not steps:
-        return
-    stated = [each for answers in by_client.values() for answer in answers for each in answer.stated]
-    delta = stated[-1].delta if stated else DELTA
-    figures = {client: engine_epsilon(own, delta) for client, own in steps.items()}
-    worst = max(figures, key=lambda client: math.inf if figures[client] is None else figures[client] or 0.0)
-    epsilon, own = figures[worst], steps[worst]
-    largest = max((each.epsilon for each in stated), default=None)
-    engines = sum(1 for answer in by_client[worst] if answer.engines)
-    notes = [f"{sum(each.steps for each in own)} steps of client {worst} in {engines} answers"]
-    if largest is not None and epsilon is not None and engines > 1 and epsilon > largest * _SLACK:
-        notes.append("each answer creates a new engine, which counts only its own steps")
-    if any(not each.poisson for each in own):
-        uses = sum(each.uses for each in own)
-        notes.append(
-            "batches are not drawn by Poisson sampling in secret, which its accountant assumes; an example may be in "
-            f"{uses} of them"
-        )
-    notes.append("only the parameters that its optimiser changed are covered, not metrics and other arrays")
-    yield Claim(
-        what="Opacus",
-        says="nothing: the app asks no engine"
-        if largest is None
-        else f"epsilon {shown_epsilon(largest)}, delta {delta:g}",
-        against=SERVER,
-        # Under replace-one a figure holds for zero-out, too.
-        adjacency=_EXAMPLE if any(each.poisson for each in own) else _OTHER_EXAMPLE,
-        once=engine_epsilon(next(answer.engines for answer in by_client[worst] if answer.engines), delta),
-        epsilon=epsilon,
-        delta=delta,
-        releases=sum(each.steps for each in own),
-        theorem=_theorem(own, delta) if epsilon is not None else f"none: {_doubt(own) or 'there is no noise'}",
-        notes=tuple(notes),
-        falls_short=largest is not None and (epsilon is None or epsilon > largest * _SLACK),
-    )
-
-
-def engine_epsilon(steps: Sequence[EngineSteps], delta: float) -> float | None:
-    """Return epsilon of all these steps together; ``None``: nothing is proven."""
-    if any(each.noise <= 0 or each.doubt for each in steps):
-        return None
-    counts: Counter[tuple[float, float, bool]] = Counter()
-    for each in steps:
-        counts[each.noise, min(each.rate, 1.0) if each.poisson else 1.0, each.poisson] += each.uses
-    if len(counts) == 1:
-        return guarantee(_release(*next(iter(counts.items())), delta)).epsilon
-    each_alone = [guarantee(_release(key, count, delta / len(counts))).epsilon for key, count in counts.items()]
-    if any(epsilon is None for epsilon in each_alone):
-        return None
-    known = sum(epsilon or 0.0 for epsilon in each_alone)
-    if not all(poisson and rate < 1 for _, rate, poisson in counts):
-        return known
-    pairs = tuple((zero_out_pair(noise, rate), count) for (noise, rate, _), count in counts.items())
-    both = (pairs, tuple((pair.exchanged, count) for pair, count in pairs))
-    figures = [composed_epsilon(parts, delta, known) for parts in both]
-    return max(known if figure is None else figure for figure in figures)
-
-
-def _release(key: tuple[float, float, bool], count: int, delta: float) -> Release:
-    noise, rate, poisson = key
-    if poisson:
-        return release_with(
-            noise,
-            delta,
-            mechanism="gaussian",
-            sampling="poisson",
-            rate=rate,
-            participations=count,
-            adjacency="zero-out",
-        )
-    return release_with(noise, delta, mechanism="gaussian", sampling="full", rate=rate, participations=count)
-
-
-def _theorem(steps: Sequence[EngineSteps], delta: float) -> str:
-    first = steps[0]
-    return guarantee(_release((first.noise, min(first.rate, 1.0), first.poisson), 1, delta)).theorem["epsilon"]
 
 
 # ---- at the server --------------------------------------------------------------------------------------------------
@@ -297,38 +202,44 @@ def _wrapper(
             distances[client].append(_distance(layer, each, share))
             shares[client] = max(shares.get(client, 0.0), share)
     worst = max(distances, key=lambda client: math.hypot(*distances[client]), default=None)
-    unproven = _unproven(layer, layers[-1], rounds)
-    outside = layers[: layers.index(layer)]
-    own = distances[worst] if worst is not None and not unproven else [math.inf]
-    (epsilon, mu), (once, _) = composed(own, delta), composed([max(own)], delta)
-    claimed = stated.epsilon if stated is not None else _equal_weights(_multiplier(layer), len(rounds), delta)
-    said = f"epsilon {_epsilon(claimed)}"
+    own, outside = distances[worst] if worst is not None else [1.0], layers[: layers.index(layer)]
+    found = _of_means(layer, own, delta, _unproven(layer, layers[-1], rounds))
+    equal = _of_means(layer, [1 / _multiplier(layer) if _multiplier(layer) else math.inf] * len(rounds or [1]), delta)
+    claimed = stated.epsilon if stated is not None else _size(equal)
+    said = f"epsilon {shown_epsilon(claimed) if math.isfinite(claimed) else 'infinite'}"
     if stated is None:
         said = f"noise multiplier {_multiplier(layer):.4g}, for equal weights; as such {said} at delta {delta:g}"
     else:
         said = f"{said}, delta {delta:g} after {several(stated.releases, 'release')} ({stated.relation})"
-    proven = math.isfinite(epsilon)
+    proves, count = found.epsilon is not None, several(len(own), "release")
     return Claim(
         what=layer.name,
         says=said,
         against=READERS,
-        adjacency=_ZERO_OUT,
-        once=once if proven else None,
-        epsilon=epsilon if proven else None,
+        adjacency=_WEIGHED,
+        once=_of_means(layer, [max(own)], delta).epsilon if proves else None,
+        epsilon=found.epsilon,
         delta=delta,
-        releases=len(own) if proven else len(rounds),
-        theorem=_COMPOSED.format(several(len(own), "release"), mu)
-        if proven
-        else f"none: {unproven or 'there is no noise'}",
+        releases=len(own) if proves else len(rounds),
+        theorem=_MEANS.format(count, math.hypot(*own)) if proves else found.theorem["epsilon"],
         notes=(
             *(_weight_notes(layer, rounds, shares, worst) if layers[-1].averages else ()),
             *_norm_notes(layer, rounds),
-            *_replaced(own, delta),
+            *(_replaced(_of_means(layer, own, delta, adjacency="replace-one")) if proves else ()),
             *_uncovered(layer),
             *(f"{each.name} is around it; what it does to replies is not known here" for each in outside),
         ),
-        falls_short=math.isfinite(claimed) and epsilon > claimed * _SLACK,
+        falls_short=math.isfinite(claimed) and _size(found) > claimed * _SLACK,
     )
+
+
+def _of_means(
+    layer: StrategyLayer, distances: Sequence[float], delta: float, doubt: str = "", adjacency: str = "zero-out"
+) -> Guarantee:
+    """What is proven of means whose noise has a client's update move them by so many deviations."""
+    kind = {"mechanism": "central", "unit": "update", "adjacency": adjacency}
+    sigmas = [1 / each if each else math.inf for each in distances]
+    return proven([observed_noise(layer.name, sigma, delta, 1.0, doubt, **kind) for sigma in sigmas])
 
 
 def _multiplier(layer: StrategyLayer) -> float:
@@ -355,10 +266,6 @@ def _shares(each: Round) -> dict[int, float]:
     return {node: weight / whole for node, weight in each.weights.items()} if whole else {}
 
 
-def _equal_weights(multiplier: float, rounds: int, delta: float) -> float:
-    return composed([1 / multiplier] * rounds, delta)[0] if multiplier and rounds else math.inf
-
-
 def _unproven(layer: StrategyLayer, inner: StrategyLayer, rounds: Sequence[Round]) -> str:
     """Why no theorem holds of a wrapper; empty: one does."""
     if layer.overrides:
@@ -369,7 +276,8 @@ def _unproven(layer: StrategyLayer, inner: StrategyLayer, rounds: Sequence[Round
         return "nothing was aggregated"
     if "Adaptive" in layer.wraps and layer.settings["noise_multiplier"] and not _deviation(layer):
         return "the clipping norm follows a count that has no noise"
-    if layer.settings["noise_multiplier"] and (doubt := _doubt(rounds)):
+    doubt = next((each.doubt for each in rounds if each.doubt), "")
+    if layer.settings["noise_multiplier"] and doubt:
         return doubt
     longest = max(
         (norm / each.clip_norm for each in rounds for norm in each.norms.values() if each.clip_norm), default=0
@@ -416,14 +324,12 @@ def _norm_notes(layer: StrategyLayer, rounds: Sequence[Round]) -> Iterator[str]:
         )
 
 
-def _replaced(distances: Sequence[float], delta: float) -> Iterator[str]:
+def _replaced(twice: Guarantee) -> Iterator[str]:
     """The figure where a client leaves or is replaced, and not its update alone becomes zero."""
-    twice, _ = composed([2 * each for each in distances], delta)
-    if math.isfinite(twice):
-        yield (
-            "where a client leaves, or another takes its place, the mean moves by up to twice that: epsilon is then at "
-            f"most {shown_epsilon(twice)}"
-        )
+    yield (
+        "where a client leaves, or another takes its place, the mean moves by up to twice that: epsilon is then at "
+        f"most {shown_epsilon(_size(twice))}"
+    )
 
 
 def _uncovered(layer: StrategyLayer) -> Iterator[str]:
@@ -436,7 +342,3 @@ def _clipped(each: Round) -> float:
     """The share of a round's updates that reach its clipping norm: those that clients clipped are it, to rounding."""
     reached = (1 - 1e-6) * (each.clip_norm or 0.0)
     return sum(norm >= reached for norm in each.norms.values()) / max(len(each.norms), 1)
-
-
-def _epsilon(epsilon: float) -> str:
-    return shown_epsilon(epsilon) if math.isfinite(epsilon) else "infinite"

@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -27,10 +28,9 @@ from fedpriv.core.files import append_line
 from fedpriv.flower._privatise import Privatiser
 from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
-from fedpriv.flower.arrays import arrays_of, client_of, is_training, record_of, stage_of, type_of
-from fedpriv.flower.audit.records import Answer, EngineSteps, ModAction, Round, Stated, StrategyLayer
-from fedpriv.flower.noise import SEEDED, LocalMod, Noises, doubt_of_local, half_doubt, hearing_noise, numpy_is_seeded
-from fedpriv.flower.watch import after_each
+from fedpriv.flower.arrays import arrays_of, client_of, parameters_of, stage_of, type_of
+from fedpriv.flower.audit.records import Answer, ModAction, Round, StrategyLayer
+from fedpriv.flower.noise import SEEDED, Noises, Stated, half_doubt, hearing_noise, numpy_is_seeded
 from fedpriv.gradients import Vector
 
 ANSWERS, LEDGERS = "answers", "ledgers"
@@ -48,19 +48,8 @@ _NEEDED = ("noise_multiplier", CLIPPING_NORM, "num_sampled_clients")
 _CONFIGURE, _AGGREGATE = ("configure_train", "configure_fit"), ("aggregate_train", "aggregate_fit")
 
 
-@dataclass
-class _Noted:
-    """What is noted while one message is answered."""
-
-    actions: list[ModAction] = field(default_factory=list)
-    steps: Counter[tuple[Any, float, float]] = field(default_factory=Counter)  # (accountant, noise, rate) -> steps
-    accountants: set[Any] = field(default_factory=set)
-    uniform: set[Any] = field(default_factory=set)  # accountants of loaders that do not draw Poisson batches
-    stated: list[Stated] = field(default_factory=list)
-    noises: Noises = field(default_factory=Noises)
-
-
-_NOTED: ContextVar[_Noted | None] = ContextVar("noted", default=None)
+_ACTIONS: ContextVar[list[ModAction] | None] = ContextVar("actions", default=None)
+"""What mods did while one message was answered."""
 
 
 @dataclass(frozen=True)
@@ -75,36 +64,32 @@ class ObservedApp:
         stage, sent = stage_of(message.content), described(message.content)
         about = Answer(client_of(context), context.node_id, type_of(message), stage, sent)
         came = dict(message.content.array_records)
-        noted = _Noted()
-        token = _NOTED.set(noted)
+        actions, noises = list[ModAction](), Noises()
+        token = _ACTIONS.set(actions)
+        if find_spec("opacus") is not None:
+            import_module("opacus")  # so that its engines are heard, too, where the app imports it later
         try:
-            with observing_engines(noted), hearing_noise() as noted.noises:
+            with hearing_noise() as noises:
                 reply = self.app(message, context)
         except BaseException as error:
-            self._write(replace(about, error=reason_of(error)), noted)
+            self._write(replace(about, error=reason_of(error)), actions, noises)
             raise
         finally:
-            _NOTED.reset(token)
+            _ACTIONS.reset(token)
         if reply.has_error():
-            self._write(replace(about, error=" ".join(str(reply.error.reason).split())), noted)
+            self._write(replace(about, error=" ".join(str(reply.error.reason).split())), actions, noises)
             return reply
         echoed = tuple(
             name
             for name, record in reply.content.array_records.items()
             if any(record == each for each in came.values())
         )
-        self._write(replace(about, replied=described(reply.content), echoed=echoed), noted)
+        self._write(replace(about, replied=described(reply.content), echoed=echoed), actions, noises)
         return reply
 
-    def _write(self, answer: Answer, noted: _Noted) -> None:
-        drawn, doubt = noted.noises.drawn, noted.noises.doubt
-        engines = tuple(
-            EngineSteps(
-                noise, drawn.rate(rate), steps, drawn.poisson and each not in noted.uniform, drawn.uses(steps), doubt
-            )
-            for (each, noise, rate), steps in noted.steps.items()
-        )
-        whole = replace(answer, actions=tuple(noted.actions), engines=engines, stated=tuple(noted.stated))
+    def _write(self, answer: Answer, actions: list[ModAction], noises: Noises) -> None:
+        observed = (*noises.mods, *noises.engines)
+        whole = replace(answer, actions=tuple(actions), noises=observed, stated=tuple(noises.stated))
         (self.folder / ANSWERS).mkdir(parents=True, exist_ok=True)
         append_line(self.folder / ANSWERS / f"{answer.client}.jsonl", json.dumps(asdict(whole), default=str))
 
@@ -117,23 +102,23 @@ class ObservedMod:
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Do what the mod does."""
-        before, sent = _parameters(message), _clipping_norm(message.content)
+        before = parameters_of(message)
         inside: Vector = {}
 
         def answered(given: Message, own: Context) -> Message:
             reply = call_next(given, own)
-            inside.update(_parameters(reply) if before else {})
+            inside.update(parameters_of(reply) if before else {})
             return reply
 
         reply = self.mod(message, context, answered)
-        if (noted := _NOTED.get()) is not None:
-            noted.actions.append(_action(self.mod, sent, before, inside, _parameters(reply) if before else {}))
+        if (actions := _ACTIONS.get()) is not None:
+            actions.append(_action(self.mod, before, inside, parameters_of(reply) if before else {}))
         return reply
 
 
-def _action(mod: Mod, sent: Mapping[str, float], before: Vector, inside: Vector, after: Vector) -> ModAction:
+def _action(mod: Mod, before: Vector, inside: Vector, after: Vector) -> ModAction:
     """Compare the update that reached a mod with the one that left it."""
-    action = ModAction(name_of(mod), {**sent, **_numbers(mod)}, lets_out=_let_out(mod))
+    action = ModAction(name_of(mod), lets_out=_let_out(mod))
     names = [name for name, value in before.items() if value.is_floating_point()]
     names = [name for name in names if name in inside and name in after]
     names = [name for name in names if before[name].shape == inside[name].shape == after[name].shape]
@@ -147,14 +132,11 @@ def _action(mod: Mod, sent: Mapping[str, float], before: Vector, inside: Vector,
     own = {name: _factor(changes[name], lefts[name], factor) for name in names}
     off = {name: float((lefts[name] - own[name] * changes[name]).norm()) for name in names}
     rounding = {name: 1e-6 * float(before[name].double().norm()) + 1e-4 * float(changes[name].norm()) for name in names}
-    moved = [name for name in names if bool((changes[name] != 0).any())]
     return replace(
         action,
         noised=tuple(name for name in names if off[name] > rounding[name]),
-        kept=tuple(name for name in moved if bool((inside[name] == after[name]).all())),
         norm=_norm(changes),
         left=_norm(lefts),
-        doubt=doubt_of_local(after) if isinstance(mod, LocalMod) else "",
     )
 
 
@@ -166,24 +148,6 @@ def _factor(change: torch.Tensor, left: torch.Tensor, whole: float) -> float:
 
 def _norm(values: Vector) -> float:
     return float(torch.cat([value.flatten() for value in values.values()]).norm())
-
-
-def _parameters(message: Message) -> Vector:
-    """The arrays of a training message or its reply; none where they are not to be read."""
-    if message.has_error() or not is_training(message):
-        return {}
-    content = RecordDict({name: record for name, record in message.content.array_records.items() if len(record)})
-    try:
-        return arrays_of(content, record_of(content, None))
-    except (InputError, ValueError):
-        return {}
-
-
-def _clipping_norm(content: RecordDict) -> dict[str, float]:
-    """What a server tells clients to clip to."""
-    values = [record.get(CLIPPING_NORM) for record in content.config_records.values()]
-    numbers = [float(value) for value in values if isinstance(value, (int, float))]
-    return {CLIPPING_NORM: numbers[0]} if numbers else {}
 
 
 def name_of(mod: object) -> str:
@@ -242,44 +206,6 @@ def _elsewhere(mod: Mod, folder: Path) -> Mod:
         return mod
     own = mod.settings.privatise.model_copy(update={"folder": folder})
     return Privatiser(mod.settings.model_copy(update={"privatise": own}), mod.app)
-
-
-# ---- Opacus ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def observing_engines(noted: _Noted) -> Iterator[None]:
-    """Note what accountants of Opacus count and state, and whether batches are drawn as they take it."""
-    if find_spec("opacus") is None:
-        yield
-        return
-    from opacus import PrivacyEngine
-    from opacus.accountants import GaussianAccountant, PRVAccountant, RDPAccountant
-    from opacus.data_loader import DPDataLoader
-
-    def stepped(_: Any, accountant: Any, *, noise_multiplier: float, sample_rate: float) -> None:
-        noted.accountants.add(accountant)
-        noted.steps[accountant, float(noise_multiplier), float(sample_rate)] += 1
-
-    def asked(epsilon: float, accountant: Any, delta: float, *_: Any, **__: Any) -> None:
-        if accountant in noted.accountants:
-            noted.stated.append(Stated(float(epsilon), float(delta)))
-
-    def made(result: tuple[Any, ...], engine: Any, *_: Any, **__: Any) -> None:
-        noted.accountants.add(engine.accountant)
-        if not isinstance(result[-1], DPDataLoader):
-            noted.uniform.add(engine.accountant)
-
-    def promised(_: Any, __: Any, *, target_epsilon: float, target_delta: float, **___: Any) -> None:
-        noted.stated.append(Stated(float(target_epsilon), float(target_delta)))
-
-    with ExitStack() as stack:
-        for kind in (GaussianAccountant, PRVAccountant, RDPAccountant):
-            stack.enter_context(after_each(kind, "step", stepped))
-            stack.enter_context(after_each(kind, "get_epsilon", asked))
-        stack.enter_context(after_each(PrivacyEngine, "make_private", made))
-        stack.enter_context(after_each(PrivacyEngine, "make_private_with_epsilon", promised))
-        yield
 
 
 # ---- strategies -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 from fedpriv.core.numbers import several
 from fedpriv.core.reading import Record
 from fedpriv.core.records import shown_epsilon
+from fedpriv.flower.noise import Noise, Stated
 
 
 @dataclass(frozen=True)
@@ -13,35 +14,10 @@ class ModAction(Record):
     """What a mod did to one reply."""
 
     mod: str  # its class, or its name if it is a function
-    settings: dict[str, float]  # numbers that it was made with
     noised: tuple[str, ...] = ()  # arrays that it changed by more than a factor
-    kept: tuple[str, ...] = ()  # arrays that training moved and that it left as they were
     norm: float | None = None  # of the update that reached it; `None`: no update did
     left: float | None = None  # of the update that left it
-    doubt: str = ""  # why nothing is proven of its noise; empty: nothing is known against it
     lets_out: tuple[str, ...] = ()  # keys, records and types that privatise was told to let out
-
-
-@dataclass(frozen=True)
-class EngineSteps(Record):
-    """Steps of one accountant of Opacus, all with the same noise."""
-
-    noise: float  # standard deviation on the sum of clipped gradients, over the norm that they are clipped to
-    rate: float
-    steps: int
-    poisson: bool  # whether batches are drawn so
-    uses: int  # in how many of these steps one example may have been
-    doubt: str = ""  # why nothing is proven of its noise; empty: nothing is known against it
-
-
-@dataclass(frozen=True)
-class Stated(Record):
-    """A guarantee that other software states."""
-
-    epsilon: float
-    delta: float
-    releases: int = 1
-    relation: str = ""  # adjacency, in its words
 
 
 @dataclass(frozen=True)
@@ -56,7 +32,7 @@ class Answer(Record):
     replied: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the reply
     echoed: tuple[str, ...] = ()  # records of the reply that are as they came
     actions: tuple[ModAction, ...] = ()  # innermost first
-    engines: tuple[EngineSteps, ...] = ()
+    noises: tuple[Noise, ...] = ()  # of LocalDpMod, innermost first, and of Opacus
     stated: tuple[Stated, ...] = ()  # by Opacus
     error: str = ""  # why there is no reply
 
