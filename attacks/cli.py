@@ -25,6 +25,7 @@ from fedpriv.core.cli.terminal import (
     print_line,
     print_sentences,
     print_summary,
+    shown,
 )
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import refuse_exceeded
@@ -102,7 +103,6 @@ def attack_folder(
 ) -> None:
     """Attack the observations of an existing run, or of a tap, without training again; results are added to DIR."""
     with importing():
-        from fedpriv.core.cli.display import shown
         from fedpriv.core.lab import attack_command, attack_run
         from fedpriv.core.report import reported
         from fedpriv.flower.folder import ABOUT
@@ -139,7 +139,6 @@ def _attack_tap(
     as_json: bool,
 ) -> None:
     """Attack the uploads that a tap has written of a user's own Flower app."""
-    from fedpriv.core.cli.display import shown
     from fedpriv.flower.attack import SECONDS, attack_tapped
 
     if any(elsewhere):
@@ -185,7 +184,6 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Find an attack's best weights on public images only; no client's data are touched."""
-    from fedpriv.core.cli.display import shown
     from fedpriv.core.lab import tune_attack
 
     with shown(quiet or as_json) as progress:
@@ -219,7 +217,6 @@ def train_prior_file(
     import torch
 
     from fedpriv.attacks.reconstruction.priors import FEWEST_IMAGES, train_prior
-    from fedpriv.core.cli.display import shown
     from fedpriv.core.config import load_experiment
     from fedpriv.core.threads import cpu_threads
     from fedpriv.data.datasets import load_dataset, unit_scale
@@ -368,7 +365,6 @@ def _results(results: "Sequence[AttackResult]") -> Table:
 
 def audit(folder: Run, options: tuple[Audit[Any], ...] = (), quiet: Quiet = False, as_json: Json = False) -> None:
     """Audit DIR: membership inference on its models, or what its language model remembers."""
-    from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
 
@@ -417,7 +413,6 @@ def probe(
     Without --attack: evasion attacks; with --answers, --queries or --as, all attacks on the model and its answers.
     """
     wanted = _wanted(options, tuple(attacks or ()), adversary)
-    from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
 

@@ -23,7 +23,7 @@ from fedpriv.core.world import State, World, build_world
 from fedpriv.server.tap import observe
 from fedpriv.server.uploads import Upload
 from studies.arguments import StudyParser, listed, whole, wholes
-from studies.uploads import FIRST
+from studies.leakage import FIRST
 
 LENGTH = 16
 CORPORA = ("sst2", "cola")

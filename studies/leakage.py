@@ -44,7 +44,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Interval
 from fedpriv.core.lab.results import attack_results
 from fedpriv.core.lab.summary import versions
-from fedpriv.core.lab.victims import UploadTarget, candidates, truth
+from fedpriv.core.lab.victims import UploadTarget, candidates, truth, upload_of
 from fedpriv.core.numbers import decimal, figure, percent
 from fedpriv.core.randomness import torch_stream
 from fedpriv.core.records import AttackResult, Score
@@ -56,9 +56,23 @@ from fedpriv.core.world import State, World, build_world
 from fedpriv.mechanisms import mechanism_settings, recorded_mechanism
 from fedpriv.server.evaluation import evaluate
 from fedpriv.server.rules.mean import mean_upload
+from fedpriv.server.tap import observe
+from fedpriv.server.uploads import Upload
 from studies.arguments import StudyParser, listed, whole
 from studies.results import Table
-from studies.uploads import FIRST, heard, sent
+
+FIRST = 1
+
+
+def sent(world: World, state: State | None = None) -> list[Upload]:
+    """Return every client's upload; ``state``: what they are sent, the initial one unless given."""
+    before = world.initial if state is None else state
+    return [upload_of(world, client, before, FIRST) for client in range(len(world.partitions))]
+
+
+def heard(world: World, state: State | None = None) -> tuple[Observation, ...]:
+    """Return what the threat model lets the adversary hear of these uploads."""
+    return observe(world, FIRST, world.initial if state is None else state, sent(world, state))
 
 
 def best_decision(world: World, truths: Sequence[Truth], uploads: Sequence[Observation], seed: int) -> Interval | None:

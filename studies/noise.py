@@ -26,7 +26,7 @@ from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import World, build_world
 from fedpriv.models import MODEL
 from studies.arguments import StudyParser, whole
-from studies.uploads import heard
+from studies.leakage import heard
 
 ATTACKS = ("closed_form", "iga", "map")
 PUBLIC = 2000  # test images that the adversary has

@@ -22,8 +22,8 @@ from fedpriv.core.config import Experiment, validated
 from fedpriv.core.names import PAD
 from fedpriv.core.world import State, World, build_world
 from studies.arguments import StudyParser, listed, whole, wholes
+from studies.leakage import FIRST, heard
 from studies.text_search import CHANCE, LISTED, is_picked, scene_of
-from studies.uploads import FIRST, heard
 
 NOISE = (
     ("none", "", 0.0),

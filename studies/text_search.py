@@ -38,8 +38,7 @@ from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World, build_world
 from fedpriv.data.source import data_folder
 from studies.arguments import StudyParser, whole
-from studies.leakage import mechanism_of
-from studies.uploads import FIRST, heard
+from studies.leakage import FIRST, heard, mechanism_of
 
 TOKENS = 16
 LISTED = 100  # sentences from which one is picked

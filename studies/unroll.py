@@ -24,7 +24,7 @@ from fedpriv.core.config import Experiment, validated
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.world import build_world
 from studies.arguments import StudyParser, whole
-from studies.uploads import heard
+from studies.leakage import heard
 
 SUCCESS = 0.6  # SSIM from which an image counts as recovered
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.attacks.epsilon import canary_epsilon, canary_gaussian_epsilon, is_gaussian
+from fedpriv.attacks.intervals import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.attacks.membership.attacks import (
     ATTACKS,
     Signals,
@@ -27,7 +28,6 @@ from fedpriv.attacks.references import (
     mapped_network,
     train_references,
 )
-from fedpriv.attacks.scores import Bools, Floats, RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound, refuse_exceeded

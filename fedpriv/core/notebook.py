@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.attacks.commands import Audit, chosen_audit
-from fedpriv.core.cli.display import shown
-from fedpriv.core.cli.terminal import command_of, default_folder
+from fedpriv.core.cli.terminal import command_of, default_folder, shown
 from fedpriv.core.config import Experiment, load_experiment, parse_override
 from fedpriv.core.config.file import leaves
 from fedpriv.core.errors import InputError, optional

@@ -30,6 +30,7 @@ from fedpriv.core.cli.terminal import (
     print_json,
     print_line,
     print_summary,
+    shown,
 )
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError
@@ -109,7 +110,6 @@ def run(
     """Run FILE on the deployment; folder and report are as from `fedpriv run`."""
     experiment = load_experiment(file, set_ or ())
     with importing():
-        from fedpriv.core.cli.display import shown
         from fedpriv.core.lab import Engine, start_run
         from fedpriv.core.report import reported
         from fedpriv.deploy.folder import DeploymentFolder

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fedpriv.core.cli.terminal import Json, Quiet, Set, out, print_json
+from fedpriv.core.cli.terminal import Json, Quiet, Set, out, print_json, shown
 from fedpriv.core.config import load_experiment
 from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.verb import Verb
@@ -42,7 +42,6 @@ def model(
     """
     sizes = _sizes(shape)
     # Imported here: torch takes seconds that --help and a mistyped option need not wait for.
-    from fedpriv.core.cli.display import shown
     from fedpriv.data.datasets import load_dataset
     from fedpriv.diagnosis.diagnose import CLASSES, diagnose, fitting
 

@@ -19,6 +19,7 @@ from fedpriv.core.cli.terminal import (
     print_json,
     print_line,
     print_sentences,
+    shown,
 )
 from fedpriv.core.numbers import several
 from fedpriv.core.verb import Verb
@@ -50,7 +51,6 @@ def audit(
 
     Mods, strategies and Opacus engines are observed while they run. No file of the app is touched.
     """
-    from fedpriv.core.cli.display import shown
     from fedpriv.flower.audit.audit import audit_app, write_audit_report
     from fedpriv.flower.audit.simulation import app_name, clients_of
 

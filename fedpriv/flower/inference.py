@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.attacks.scores import auc_interval, curve
+from fedpriv.attacks.intervals import auc_interval, curve
 from fedpriv.core.errors import InputError
 from fedpriv.flower.folder import Tapped, imported
 from fedpriv.gradients import Vector

@@ -18,6 +18,7 @@ from fedpriv.core.cli.terminal import (
     print_json,
     print_line,
     print_sentences,
+    shown,
     table_of,
 )
 from fedpriv.core.registry import OPTIONS
@@ -42,7 +43,6 @@ def icl(
     needed = "icl needs either a FILE or --resume DIR"
     settings, path = begun_or_resumed(needed, load_prompting, file, resume, set_, out_dir)
     # Imported here: torch takes seconds that --help and a mistyped key need not wait for.
-    from fedpriv.core.cli.display import shown
     from fedpriv.prompts.report import write_icl_report
     from fedpriv.prompts.run import resume_icl, start_icl
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 from scipy.stats import norm
 
-from fedpriv.attacks.intervals import median_interval
-from fedpriv.attacks.scores import auc_interval, curve
+from fedpriv.attacks.intervals import auc_interval, curve, median_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.randomness import numpy_stream

@@ -21,6 +21,7 @@ from fedpriv.core.cli.terminal import (
     print_json,
     print_line,
     print_sentences,
+    shown,
     table_of,
 )
 from fedpriv.core.config import validated
@@ -69,7 +70,6 @@ def certify(
     """Prove what small perturbations of an input cannot change about the final model in DIR."""
     if norm is not None and norm not in _NORMS:
         raise InputError(key="--norm", given=norm, allowed=f"allowed: {', '.join(_NORMS)}")
-    from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
     from fedpriv.robustness.certify import certify_run, check_noise

@@ -11,7 +11,19 @@ import typer
 from typing_extensions import override
 
 from fedpriv.attacks.commands import Audit
-from fedpriv.core.cli.terminal import Json, Quiet, Run, Set, err, out, print_json, print_line, print_sentences, table_of
+from fedpriv.core.cli.terminal import (
+    Json,
+    Quiet,
+    Run,
+    Set,
+    err,
+    out,
+    print_json,
+    print_line,
+    print_sentences,
+    shown,
+    table_of,
+)
 from fedpriv.core.config import load_run
 from fedpriv.core.errors import InputError, cut, optional, printable
 from fedpriv.core.registry import OPTIONS
@@ -58,7 +70,6 @@ def serve(
     if status and config is None:
         _print_status(folder, as_json)
         return
-    from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
     from fedpriv.service.opening import add_user, open_service
@@ -110,7 +121,6 @@ def query(
     if test is not None and npz is not None:
         raise InputError("--test A:B and --npz FILE are two sets of images; give one of them")
     config = _config(folder, set_)
-    from fedpriv.core.cli.display import shown
     from fedpriv.core.report import reported
     from fedpriv.core.runs import RunFolder
     from fedpriv.service.opening import open_service

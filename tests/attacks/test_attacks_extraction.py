@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving, affine_scores, is_affine, solved_scores
-from fedpriv.attacks.endpoint.probes.extraction import Extraction, mixed_images, trained_copy
+from fedpriv.attacks.endpoint.probes.extraction import (
+    EquationSolving,
+    Extraction,
+    affine_scores,
+    is_affine,
+    mixed_images,
+    solved_scores,
+    trained_copy,
+)
 from fedpriv.attacks.questions import Answers
 from fedpriv.attacks.scene import probabilities, rounding_unit, uniform_images
 from fedpriv.core.errors import InputError

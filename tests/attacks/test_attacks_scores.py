@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from fedpriv.attacks.intervals import RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.attacks.membership.audit import score_membership
-from fedpriv.attacks.scores import RocCurve, auc_interval, bootstrap_intervals, curve
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedpriv.attacks.endpoint.probe import probe_run
-from fedpriv.attacks.endpoint.probes.equation_solving import EquationSolving
-from fedpriv.attacks.endpoint.probes.extraction import Extraction
+from fedpriv.attacks.endpoint.probes.extraction import EquationSolving, Extraction
 from fedpriv.attacks.endpoint.probes.mi_face import MiFace
 from fedpriv.attacks.endpoint.report import Probe, extraction_plot
 from fedpriv.core.errors import InputError

@@ -15,11 +15,11 @@ from fedpriv.attacks.membership.attacks import label_logits, wrong_log_probabili
 from fedpriv.attacks.membership.probes.answers import (
     MembershipByAnswers,
     MembershipByLabels,
+    MembershipBySynthesis,
     answer_signals,
     membership_figures,
     reference_answers,
 )
-from fedpriv.attacks.membership.probes.synthetic import MembershipBySynthesis
 from fedpriv.attacks.references import pairs_within
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent

@@ -35,6 +35,7 @@ from fedpriv.core.cli.terminal import (
     print_line,
     print_summary,
     print_warning,
+    shown,
 )
 from fedpriv.core.config import Experiment, describe, json_schema, load_experiment, read_toml
 from fedpriv.core.config.file import kind_of_file, load_run
@@ -87,7 +88,6 @@ def run(
     experiment, path = begun_or_resumed(needed, load_experiment, file, resume, set_, out_dir)
     # Imported here: torch and Flower take seconds that --help, `config` and a mistyped key need not wait for.
     with importing():
-        from fedpriv.core.cli.display import shown
         from fedpriv.core.lab import resume_run, start_run
         from fedpriv.core.report import reported
 

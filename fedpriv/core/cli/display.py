@@ -3,14 +3,13 @@
 import math
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Self
 
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from fedpriv.core.cli.terminal import err, print_warning
+from fedpriv.core.cli.terminal import print_warning
 from fedpriv.core.numbers import duration
 from fedpriv.core.progress import Progress, Silent
 from fedpriv.core.records import RoundRecord, Stop, named_members, shown_epsilon
@@ -130,8 +129,3 @@ class Warnings(Silent):
     def warn(self, text: str) -> None:
         """Print a warning."""
         print_warning(text)
-
-
-def shown(silent: bool) -> AbstractContextManager[Progress]:
-    """Return the display of a run on standard error; ``silent``: of its warnings only."""
-    return nullcontext(Warnings()) if silent else Display(err)

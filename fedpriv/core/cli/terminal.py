@@ -4,7 +4,7 @@ import atexit
 import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from itertools import count
@@ -24,6 +24,7 @@ from fedpriv.core.files import is_empty, writing_to
 from fedpriv.core.names import NOTHING_PROVEN
 
 if TYPE_CHECKING:  # every command loads this module, and records take a third of a second
+    from fedpriv.core.progress import Progress
     from fedpriv.core.records import Summary
 
 # What is printed quotes what was given: ":b:" in it is no picture.
@@ -56,6 +57,13 @@ class FolderByDefault(TyperGroup):
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.folder, *args]
         return super().parse_args(ctx, args)
+
+
+def shown(silent: bool) -> "AbstractContextManager[Progress]":
+    """Return the display of a run on standard error; ``silent``: of its warnings only."""
+    from fedpriv.core.cli.display import Display, Warnings
+
+    return nullcontext(Warnings()) if silent else Display(err)
 
 
 def default_folder(name: str) -> Path:

@@ -10,6 +10,7 @@ import torch
 from scipy.special import expit
 from scipy.stats import multivariate_normal, norm
 
+from fedpriv.attacks.intervals import auc_interval, curve
 from fedpriv.attacks.membership import attacks
 from fedpriv.attacks.membership.attacks import (
     ATTACKS,
@@ -19,7 +20,6 @@ from fedpriv.attacks.membership.attacks import (
     write_signals,
     wrong_log_probabilities,
 )
-from fedpriv.attacks.scores import auc_interval, curve
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 

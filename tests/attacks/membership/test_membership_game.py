@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.epsilon import is_gaussian
+from fedpriv.attacks.intervals import auc_interval
 from fedpriv.attacks.membership.attacks import ATTACKS, Signals
 from fedpriv.attacks.membership.audit import (
     canaries_in_references,
@@ -22,7 +23,6 @@ from fedpriv.attacks.references import (
     train_references,
     usual_schedule,
 )
-from fedpriv.attacks.scores import auc_interval
 from fedpriv.core.errors import InputError
 from fedpriv.core.world import World, build_world
 from fedpriv.gradients import Vector

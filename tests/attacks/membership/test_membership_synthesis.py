@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.membership.probes import synthetic
-from fedpriv.attacks.membership.probes.synthetic import by_model, by_statistics, is_binary, noisy_real
+from fedpriv.attacks.membership.probes import answers
+from fedpriv.attacks.membership.probes.answers import by_model, by_statistics, is_binary, noisy_real
 from tests.attacks.endpoint_scenes import SHAPE, endpoint, linear
 
 CLASSES = 3
@@ -45,7 +45,7 @@ def test_binary_features_are_flipped_and_others_get_noise() -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_searched_records_are_what_the_model_is_sure_of(binary: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "SURE", 0.8)
+    monkeypatch.setattr(answers, "SURE", 0.8)
     network = linear(CLASSES, seed=2)
     server = endpoint(network, CLASSES, most=3000)
     made = by_model(server, SHAPE, 45, 3000, binary, np.random.default_rng(1))
@@ -58,7 +58,7 @@ def test_searched_records_are_what_the_model_is_sure_of(binary: bool, monkeypatc
 
 
 def test_a_search_never_asks_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "SURE", 0.999999)
+    monkeypatch.setattr(answers, "SURE", 0.999999)
     server = endpoint(linear(CLASSES, seed=2), CLASSES, most=100)
     made = by_model(server, SHAPE, 40, 100, True, np.random.default_rng(1))
     assert server.asked == 80 and len(made.labels) == 0
