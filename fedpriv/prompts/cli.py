@@ -26,7 +26,7 @@ from fedpriv.core.verb import Options, Verb
 from fedpriv.prompts.settings import load_prompting
 
 if TYPE_CHECKING:
-    from fedpriv.prompts.records import PromptLeak, Prompts
+    from fedpriv.prompts.folder import PromptLeak, Prompts
 
 
 def icl(

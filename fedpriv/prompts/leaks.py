@@ -21,7 +21,7 @@ from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import shown_epsilon
 from fedpriv.prompts.classify import Classifier, VoteNoise, answers
-from fedpriv.prompts.records import PromptLeak
+from fedpriv.prompts.folder import PromptLeak
 from fedpriv.prompts.settings import LeaksConfig
 from fedpriv.prompts.texts import Example, drawn
 

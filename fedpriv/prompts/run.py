@@ -20,12 +20,11 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.data.source import data_folder
 from fedpriv.mechanisms.machinery.whole_numbers import least_survivors
 from fedpriv.prompts.classify import Classifier, VoteNoise, answers, noise_of, together
-from fedpriv.prompts.folder import PromptFolder, PromptVotes
+from fedpriv.prompts.folder import PromptFolder, PromptLeak, PromptLevel, Prompts, PromptVotes, Synthetic
 from fedpriv.prompts.generate import Writer, noise_of_label
 from fedpriv.prompts.language import LanguageModel, open_language
 from fedpriv.prompts.leaks import candidates, membership_leak, repeating
 from fedpriv.prompts.masked import noisy_counts
-from fedpriv.prompts.records import PromptLeak, PromptLevel, Prompts, Synthetic
 from fedpriv.prompts.settings import IclConfig, Prompting
 from fedpriv.prompts.texts import Example, PromptTexts, Wording, load_texts
 
