@@ -21,12 +21,12 @@ NO_FILE = "missing: no such file or folder"
 @pytest.mark.parametrize("study", COMMANDS)
 def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[str]) -> None:
     places = {"paper": ["table2", "a"], "kept": ["a", "b"], "smollm2": ["a", "b"]}
-    one = ("blocks", "equal_privacy", "paper_answers", "paper_robustness", "pictures", "robustness", "trial")
+    one = ("blocks", "equal_privacy", "paper_answers", "paper_robustness", "pictures", "robustness", "trial", "trust")
     places |= {name: ["a"] for name in one}
+    places |= {"inversion": ["--python", "python3"], "inversion_time": ["--environment", "a"]}
     package, _, name = study.partition(".")
-    given = ["a"] if study == "studies.trust" else places.get(name, [])
-    given += {"inversion": ["--python", "python3"], "inversion_time": ["--environment", "a"]}.get(name, [])
-    assert "unrecognized arguments: --frobnicate" in refused(name, [*given, "--frobnicate"], capsys, package)
+    given = [*places.get(name, []), "--frobnicate"]
+    assert "unrecognized arguments: --frobnicate" in refused(name, given, capsys, package)
 
 
 @pytest.mark.parametrize(
