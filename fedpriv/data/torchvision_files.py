@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, one_line
-from fedpriv.core.npz import DAMAGE
-from fedpriv.data.files import Arrays, check_memory, read_labels, read_npz
+from fedpriv.data.files import Arrays, read_labels, read_npz
 from fedpriv.data.source import DatasetStatus, Place, Source
 
 
@@ -124,34 +121,13 @@ class Torchvision(Source):
 
     @classmethod
     def _download(cls, root: Path) -> None:
-        fetch = _torchvision_class(cls.fetcher)
+        fetch = torchvision_class(cls.fetcher)
         try:
             # torchvision prints what it tries; the outcome is all that matters here, and stdout belongs to results.
             with contextlib.redirect_stdout(io.StringIO()):
                 fetch(root, download=True, **cls.options)
         except (OSError, ValueError, RuntimeError, EOFError, HTTPException) as error:
             raise InputError(f"{cls._absent(root)}; its download failed: {one_line(error)}") from None
-
-
-class PickledBatches(Torchvision):
-    """Pickled batches of 60,000 images, as the CIFARs are published."""
-
-    @classmethod
-    @override
-    def read_folder(cls, folder: Path, memory: int) -> Arrays:
-        """Read the batches by torchvision, which compares their MD5 sums before it unpickles them."""
-        read = _torchvision_class(cls.fetcher)
-        try:
-            train, test = (read(folder.parent, train=part, download=False) for part in (True, False))
-        except RuntimeError as error:
-            raise InputError(f"{folder}: {one_line(error)}; delete the folder and load again") from None
-        names = tuple(map(str, train.classes))
-        return Arrays(train.data, np.asarray(train.targets), test.data, np.asarray(test.targets), names)
-
-    @classmethod
-    @override
-    def count_folder(cls, folder: Path) -> int:
-        return 60_000  # the only size that torchvision accepts
 
 
 def _joined(parts: Sequence[Arrays], paths: Sequence[Path]) -> Arrays:
@@ -175,73 +151,8 @@ def _words(paths: Sequence[object]) -> str:
     return " with ".join(map(str, paths))
 
 
-def _torchvision_class(name: str) -> Any:
+def torchvision_class(name: str) -> Any:
+    """Return what torchvision reads and downloads a data set by."""
     from torchvision import datasets  # seconds to import, and most experiments never need it
 
     return getattr(datasets, name)
-
-
-IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-IDX_UINT8 = b"\x00\x00\x08"
-
-
-class IdxFiles(Torchvision):
-    """Four idx files."""
-
-    stems: ClassVar[Sequence[str]] = IDX_FILES
-
-    @classmethod
-    @override
-    def is_complete(cls, folder: Path) -> bool:
-        return all(path.is_file() for path in cls._paths(folder))
-
-    @classmethod
-    @override
-    def read_folder(cls, folder: Path, memory: int) -> Arrays:
-        paths = cls._paths(folder)
-        check_memory(folder, sum(2 * math.prod(read_idx_shape(path)) for path in paths), memory)
-        x_train, y_train, x_test, y_test = (read_idx(path) for path in paths)
-        return Arrays(x_train, y_train, x_test, y_test, cls.class_names)
-
-    @classmethod
-    @override
-    def count_folder(cls, folder: Path) -> int:
-        return sum(read_idx_shape(path)[0] for path in cls._paths(folder) if "labels" in path.name)
-
-    @classmethod
-    def _paths(cls, folder: Path) -> list[Path]:
-        """The files, unpacked where torchvision has left them so."""
-        return [plain if (plain := folder / stem).is_file() else folder / f"{stem}.gz" for stem in cls.stems]
-
-
-def read_idx(path: Path) -> np.ndarray:
-    """Read one idx file of unsigned bytes, gzipped or not; no more is unpacked than its header says."""
-    shape = read_idx_shape(path)
-    offset, size = 4 + 4 * len(shape), math.prod(shape)
-    content = _read_idx(path, offset + size + 1)
-    if len(content) != offset + size:
-        present = "more" if len(content) > offset + size else f"{len(content) - offset}"
-        raise InputError(f"{path}: truncated or damaged: {present} bytes of data, its header says {shape}")
-    return np.frombuffer(content, np.uint8, offset=offset).reshape(shape).copy()
-
-
-def read_idx_shape(path: Path) -> tuple[int, ...]:
-    """Return the shape that an idx file's header says, reading no further."""
-    return _idx_shape(_read_idx(path, 16), path)
-
-
-def _read_idx(path: Path, length: int) -> bytes:
-    """Return the first bytes of a file, unpacked, as many as there are up to ``length``."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return stream.read(length)
-    except DAMAGE as error:
-        raise InputError(f"{path}: cannot be read, truncated or damaged: {one_line(error)}") from None
-
-
-def _idx_shape(header: bytes, path: Path) -> tuple[int, ...]:
-    """The header is two zero bytes, the type, the rank, and each size as a big-endian 32-bit number."""
-    rank = header[3] if len(header) >= 4 else 0
-    if header[:3] != IDX_UINT8 or rank not in (1, 3) or len(header) < 4 + 4 * rank:
-        raise InputError(f"{path}: not an idx file of unsigned bytes with 1 or 3 dimensions")
-    return tuple(np.frombuffer(header, ">u4", count=rank, offset=4).tolist())

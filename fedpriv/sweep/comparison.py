@@ -30,7 +30,6 @@ _SHOWN_ANYWAY = (
     *(f"mechanism.{key}" for key in ("name", "blocks", "kappa", "sigma", "scale")),
 )
 _NOT_SETTINGS = ("name", "seed", "report.", "engine.")
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def _single_runs(paths: Sequence[Path]) -> list[TrialRecord]:
 
 
 def choose_attacks(
-    records: Sequence[TrialRecord], reconstruction: str = "", attacks: Mapping[str, str] = _NONE
+    records: Sequence[TrialRecord], reconstruction: str = "", attacks: Mapping[str, str] = MappingProxyType({})
 ) -> Chosen:
     """Choose what the plots show: as asked, else the strongest attacks."""
     errors = [

@@ -238,9 +238,6 @@ def _marker(series: tuple[str, str], compared: Sequence[tuple[str, str]]) -> str
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-_NONE: Mapping[str, str] = MappingProxyType({})
-
-
 @dataclass(frozen=True)
 class _Facet:
     """One data set and network: its plots, and the settings that no other one beats in each trade-off."""
@@ -268,7 +265,7 @@ def write_comparison(
     records: Sequence[TrialRecord],
     path: Path,
     reconstruction: str = "",
-    attacks: Mapping[str, str] = _NONE,
+    attacks: Mapping[str, str] = MappingProxyType({}),
     *,
     title: str,
     command: str = "",
@@ -338,13 +335,9 @@ def _fronts(settings: Sequence[Setting], shown: Sequence[Tradeoff]) -> dict[int,
     places: dict[int, list[str]] = {}
     for tradeoff in shown:
         sign = 1 if tradeoff.less_is_better else -1
-        placed = [
-            (setting.first.trial, sign * cost.value, setting.accuracy.value)
-            for setting in settings
-            if setting.accuracy is not None and (cost := tradeoff.cost(setting)) is not None
-        ]
-        for index in pareto_front([(cost, gain) for _, cost, gain in placed]):
-            places.setdefault(placed[index][0], []).append(tradeoff.short)
+        points = _points(settings, tradeoff)
+        for index in pareto_front([(sign * cost.value, accuracy.value) for _, cost, accuracy in points]):
+            places.setdefault(points[index][0].first.trial, []).append(tradeoff.short)
     return {trial: ", ".join(names) for trial, names in places.items()}
 
 

@@ -114,6 +114,7 @@ ALLOWED = {
     | NOISE_OF_ANSWERS
     | NOISE_ELSEWHERE,
     "laplace": NOISE_OF_ANSWERS | NOISE_ELSEWHERE,
+    "central": NOISE_ELSEWHERE,
 }
 
 
