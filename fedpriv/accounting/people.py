@@ -115,14 +115,18 @@ def together(releases: Sequence[Release]) -> Guarantee:
     composed = _composed(runs, delta) if all(runs) else None
     mu = _normal_distance([part for run in runs for order in run[:1] for part in order])
     how = "; ".join(dict.fromkeys(proof.run_theorem for proof in proofs)) if mu is None else _NORMAL.format(mu)
-    added = Claim(_added([(proof, 1, None) for proof in proofs], delta), f"{_KINDS}, epsilon and delta added")
     pure = Claim(sum(proof.pure().epsilon for proof in proofs), proofs[0].pure().theorem)
+    claims = [pure, *([] if composed is None else [Claim(composed, f"{_KINDS}: {how}")])]
+    if mu is None:  # else the composition is exact
+        claims.append(
+            Claim(_added([(proof, 1, None) for proof in proofs], delta), f"{_KINDS}, epsilon and delta added")
+        )
     return stated(
         next((proof for proof in proofs if proof.release.adjacency == "zero-out"), proofs[0]).adjacency,
         sum(kind.participations for kind in kinds),
         delta,
         pure,
-        smallest([added, *([] if composed is None else [Claim(composed, f"{_KINDS}: {how}")]), pure]),
+        smallest(claims),
         Claim(math.inf, f"{_KINDS}, of which papers print no figure"),
         sampling="; ".join(dict.fromkeys(map(sampling_of, kinds))),
     )

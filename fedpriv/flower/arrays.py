@@ -11,6 +11,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.npz import parse_header
 from fedpriv.core.wire import unpack
 from fedpriv.gradients import Vector
+from fedpriv.server import uploads
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """What PyTorch calls the running statistics of normalising layers."""
@@ -19,7 +20,8 @@ PARAMETERS = "arrays"
 REPLIES = {"fitins.parameters": "fitres.parameters"}
 """Records of a message whose reply has another one: those of ``NumPyClient`` and ``Client``."""
 
-_ROUNDED = 0.25  # of the square of a length, by which a few levels round numbers
+SAME = 1e-2  # of its length, by which a reply differs from what it holds
+_ROUNDED = 0.5  # of a length, by which a few levels round numbers
 
 MASKED = "secaggplus_configs"
 """The ConfigRecord of Flower's secure aggregation; outside its mod it names a stage."""
@@ -130,25 +132,29 @@ def update_of(before: Vector, reply: Vector, names: Iterable[str], form: Form) -
     return {name: (sign * reply[name].double() - start * before[name].double()).float() for name in names}
 
 
+def norm(values: Vector) -> float:
+    """Return the Euclidean norm in float64, of whole numbers, too."""
+    return uploads.norm({name: value.double() for name, value in values.items()})
+
+
+def apart(reply: Vector, values: Vector) -> float | None:
+    """Return how far a reply is from arrays; ``None``: it has not all of them, or of other shapes."""
+    if any(name not in reply or reply[name].shape != value.shape for name, value in values.items()):
+        return None
+    return norm({name: reply[name].double() - value.double() for name, value in values.items()})
+
+
 def nearest_form(before: Vector, reply: Vector, names: Iterable[str]) -> Form:
     """Tell parameters from an update by what lies nearer: the parameters that were sent, or zero."""
-    names = [name for name in names if name in reply and reply[name].shape == before[name].shape]
-    pairs = [(before[name].double(), reply[name].double()) for name in names]
-    changed = sum(float((after - start).square().sum()) for start, after in pairs)
-    whole = sum(float(after.square().sum()) for _, after in pairs)
-    return "weights" if changed <= whole else "update"
+    there = {name: reply[name] for name in names if name in reply and reply[name].shape == before[name].shape}
+    changed = apart(there, {name: before[name] for name in there})
+    return "weights" if (changed or 0.0) <= norm(there) else "update"
 
 
 def watched_form(reply: Vector, candidates: Mapping[Form, Vector]) -> Form | None:
     """Return which of the watched tensors a reply holds, to a hundredth of their norm; ``None``: none of them."""
-    for form, values in candidates.items():
-        pairs = [(reply[name].double(), value.double()) for name, value in values.items() if name in reply]
-        if len(pairs) < len(values) or any(left.shape != right.shape for left, right in pairs):
-            continue
-        wrong = sum(float((left - right).square().sum()) for left, right in pairs)
-        if wrong <= 1e-4 * sum(float(right.square().sum()) for _, right in pairs):
-            return form
-    return None
+    found = ((form, apart(reply, values), norm(values)) for form, values in candidates.items())
+    return next((form for form, off, length in found if off is not None and off <= SAME * length), None)
 
 
 def rescaled(reply: Vector, candidates: Mapping[Form, Vector]) -> tuple[Vector, Form | None]:
@@ -164,8 +170,8 @@ def rescaled(reply: Vector, candidates: Mapping[Form, Vector]) -> tuple[Vector, 
             if name in reply and reply[name].shape == value.shape and not reply[name].is_floating_point()
         }
         fitted = {name: _fitted(numbers, values[name].double()) for name, numbers in whole.items()}
-        wrong = sum(float((value - values[name]).square().sum()) for name, value in fitted.items())
-        length = sum(float(values[name].double().square().sum()) for name in fitted)
+        wrong = norm({name: value - values[name].double() for name, value in fitted.items()})
+        length = norm({name: values[name] for name in fitted})
         if fitted and wrong < _ROUNDED * length:
             found.append((wrong / length, form, {name: value.float() for name, value in fitted.items()}))
     if not found:

@@ -31,7 +31,7 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.reading import Record
 from fedpriv.core.records import Guarantee
 from fedpriv.data.sampling import Sampling
-from fedpriv.flower.arrays import Form, moved, parameters_of
+from fedpriv.flower.arrays import SAME, Form, apart, moved, norm, parameters_of
 from fedpriv.flower.ledger import line_of
 from fedpriv.flower.watch import ReleasedUpdate, after_each
 from fedpriv.gradients import Vector
@@ -252,7 +252,8 @@ class Noises:
         if private is None:
             self.plain = self.plain or type(optimizer).__name__
         else:
-            told = getclosurevars(private.step_hook).nonlocals if isfunction(private.step_hook) else {}
+            hook = getattr(private, "step_hook", None)
+            told = getclosurevars(hook).nonlocals if isfunction(hook) else {}
             self.steps[private, float(private.noise_multiplier), float(told.get("sample_rate", 1.0))] += 1
             kept = (getattr(parameter, "grad_sample", None) for parameter in private.params)
             self.summed |= any(isinstance(each, list) and len(each) > 1 for each in kept)
@@ -318,11 +319,8 @@ def _hearing_engines(noises: Noises) -> Iterator[None]:
 
 def is_changed(reply: Vector, held: Mapping[Form, Vector], form: Form) -> bool:
     """Whether a reply is off what the watched network holds by a hundredth of the update or more."""
-    own, update = held.get(form, {}), held.get("update", {})
-    if not own or any(name not in reply or reply[name].shape != value.shape for name, value in own.items()):
-        return False
-    off = sum(float((reply[name].double() - value.double()).square().sum()) for name, value in own.items())
-    return off > 1e-4 * sum(float(value.double().square().sum()) for value in update.values())
+    off = apart(reply, held.get(form, {}))
+    return off is not None and off > SAME * norm(held.get("update", {}))
 
 
 def noising_outside() -> bool:
@@ -345,21 +343,22 @@ def half_doubt(values: Vector) -> str:
 
 def _of_local(mod: LocalMod, before: Vector, after: Vector) -> Noise:
     """The noise of LocalDpMod, as it computes it, in an update that it clips; it leaves arrays without dimensions."""
-    told, delta, norm = mod.epsilon, mod.delta, mod.clipping_norm
+    told, delta, clip = mod.epsilon, mod.delta, mod.clipping_norm
     fits = told and 0 < delta < 1
-    sigma = mod.sensitivity * sqrt(2 * log(1.25 / delta)) / told / norm if fits else 0.0
+    sigma = mod.sensitivity * sqrt(2 * log(1.25 / delta)) / told / clip if fits else 0.0
     doubt = SEEDED.format("numpy") if numpy_is_seeded() else half_doubt(after)
-    noise = observed_noise("LocalDpMod", sigma, delta, norm, doubt, unit="update")
+    noise = observed_noise("LocalDpMod", sigma, delta, clip, doubt, unit="update")
     notes = []
-    if sigma and mod.sensitivity < 2 * norm:
+    if noise.doubt != NO_NOISE and mod.sensitivity < 2 * clip:
+        off = gaussian_delta(told, 2 / max(sigma, SIGMA.floor))
         notes.append(
-            f"sensitivity = {mod.sensitivity:g}, but two updates of norm {norm:g} differ by up to {2 * norm:g}; at "
-            f"epsilon {told:g} delta is {gaussian_delta(told, 2 / sigma):.3g} an answer"
+            f"sensitivity = {mod.sensitivity:g}, but two updates of norm {clip:g} differ by up to {2 * clip:g}; at "
+            f"epsilon {told:g} delta is {off:.3g} an answer"
         )
     if told > 1:
         notes.append("its formula for the noise is proven only for epsilon below 1")
     scalars = (name for name in moved(before) if name in after and not before[name].ndim)
-    left = tuple(name for name in scalars if not after[name].equal(before[name]))
+    left = tuple(name for name in scalars if not after[name].double().equal(before[name].double()))
     return replace(noise, left=left, stated=Stated(float(told), float(delta)), notes=tuple(notes))
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import scipy
 
-from fedpriv.accounting import release_with
-from fedpriv.accounting.people import Share, person
+from fedpriv.accounting import guarantee, release_with
+from fedpriv.accounting.people import Share, person, together
 from fedpriv.core.errors import InputError
 
 DELTA = 1e-5
@@ -42,6 +42,17 @@ def test_normal_noise_adds_up_as_squares() -> None:
         found = person(shares)
         assert normal_delta(mu, found.epsilon) == pytest.approx(DELTA, rel=1e-6)
         assert (found.records, found.pure_epsilon) == ((5, 3, 1), None)
+
+
+def test_one_clients_releases_that_differ_are_composed() -> None:
+    """Normal ones exactly; pure ones no worse than added; of one kind they are one with all participations."""
+    kinds = [share(1, noise=sigma, participations=count).release for sigma, count in ((6.0, 4), (9.0, 1), (6.0, 2))]
+    found, mu = together(kinds), mpmath.sqrt(6 * (mpmath.mpf(2) / 6) ** 2 + (mpmath.mpf(2) / 9) ** 2)
+    assert normal_delta(mu, found.epsilon) == pytest.approx(DELTA, rel=1e-6)
+    assert (found.participations, found.sampling, found.pure_epsilon) == (7, "full", None)
+    assert together(kinds[::2]) == guarantee(share(1, participations=6).release)
+    laplace = together([share(1, mechanism="laplace", noise=scale, participations=1).release for scale in (4.0, 8.0)])
+    assert laplace.pure_epsilon == pytest.approx(2 / 4 + 2 / 8) and 0 < (laplace.epsilon or 0) <= laplace.pure_epsilon
 
 
 def test_noise_on_a_sum_is_shared_by_all_clients_of_a_person() -> None:

@@ -11,7 +11,7 @@ from fedpriv.core.reading import read_file
 from fedpriv.core.records import Guarantee, LedgerLine, shown_epsilon
 from fedpriv.flower.audit.observers import LEDGERS
 from fedpriv.flower.audit.records import Answer, Claim, Round, StrategyLayer
-from fedpriv.flower.noise import DELTA, Noise, Stated, observed_noise, proven
+from fedpriv.flower.noise import DELTA, NO_NOISE, Noise, Stated, observed_noise, proven
 
 SERVER, READERS = "the server and all who read uploads", "who reads the models that the server sends"
 _UPDATE = "replace-one-update: this client's whole update is replaced by any other"
@@ -20,6 +20,8 @@ _MEANS = (
     "Gaussian mechanism, {} as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
     "(Balle and Wang 2018, Thm 8); no amplification used"
 )
+_ASKS_NONE = "nothing: the app asks no engine"
+_SEES_ALL = "against the server nothing is proven: it sees each update as it was sent"
 _SUMMED = "collect_masked_vectors"  # the stage of secure aggregation in which a client trains
 _SLACK = 1 + 1e-3  # by which figures of accountants differ that prove the same
 
@@ -71,10 +73,13 @@ def _of_noise(by: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
     found, answered = figures[worst], per_client[worst]
     once = proven(answered[0], found.delta)
     said = max((each.epsilon for each in stated), default=None)
-    judged = once if by == "LocalDpMod" else found  # it says nothing of several answers
+    of_each, judged = ("", found) if by == "Opacus" else (" of each answer; nothing of several", once)
+    says = (
+        "nothing: the app asks no engine" if said is None else f"epsilon {shown_epsilon(said)}, delta {found.delta:g}"
+    )
     yield Claim(
         what=by,
-        says=_says(by, said, found.delta),
+        says=f"{says}{of_each}",
         against=SERVER,
         adjacency=found.adjacency,
         once=once.epsilon if found.epsilon is not None else None,
@@ -92,13 +97,6 @@ def _of_noise(by: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
 
 def _size(found: Guarantee) -> float:
     return math.inf if found.epsilon is None else found.epsilon
-
-
-def _says(by: str, said: float | None, delta: float) -> str:
-    if said is None:
-        return "nothing: the app asks no engine"
-    of_each = " of each answer; nothing of several" if by == "LocalDpMod" else ""
-    return f"epsilon {shown_epsilon(said)}, delta {delta:g}{of_each}"
 
 
 def _engine_notes(
@@ -202,13 +200,17 @@ def _wrapper(
             distances[client].append(_distance(layer, each, share))
             shares[client] = max(shares.get(client, 0.0), share)
     worst = max(distances, key=lambda client: math.hypot(*distances[client]), default=None)
+    unproven = _unproven(layer, layers[-1], rounds) or ("" if distances else "nothing was aggregated")
     own, outside = distances[worst] if worst is not None else [1.0], layers[: layers.index(layer)]
-    found = _of_means(layer, own, delta, _unproven(layer, layers[-1], rounds))
-    equal = _of_means(layer, [1 / _multiplier(layer) if _multiplier(layer) else math.inf] * len(rounds or [1]), delta)
-    claimed = stated.epsilon if stated is not None else _size(equal)
+    found, multiplier = _of_means(layer, own, delta, unproven), _multiplier(layer)
+    if stated is None:
+        equal = [1 / multiplier if multiplier else math.inf] * len(rounds)
+        claimed = _size(_of_means(layer, equal, delta)) if equal else math.inf
+    else:
+        claimed = stated.epsilon
     said = f"epsilon {shown_epsilon(claimed) if math.isfinite(claimed) else 'infinite'}"
     if stated is None:
-        said = f"noise multiplier {_multiplier(layer):.4g}, for equal weights; as such {said} at delta {delta:g}"
+        said = f"noise multiplier {multiplier:.4g}, for equal weights; as such {said} at delta {delta:g}"
     else:
         said = f"{said}, delta {delta:g} after {several(stated.releases, 'release')} ({stated.relation})"
     proves, count = found.epsilon is not None, several(len(own), "release")
@@ -221,12 +223,17 @@ def _wrapper(
         epsilon=found.epsilon,
         delta=delta,
         releases=len(own) if proves else len(rounds),
-        theorem=_MEANS.format(count, math.hypot(*own)) if proves else found.theorem["epsilon"],
+        theorem=_MEANS.format(count, math.hypot(*own)) if proves else f"none: {unproven or NO_NOISE}",
         notes=(
             *(_weight_notes(layer, rounds, shares, worst) if layers[-1].averages else ()),
             *_norm_notes(layer, rounds),
             *(_replaced(_of_means(layer, own, delta, adjacency="replace-one")) if proves else ()),
-            *_uncovered(layer),
+            "aggregated metrics are not covered",
+            *(
+                ["against the server nothing is proven: it sees each update as it was sent"]
+                if "ServerSide" in layer.wraps
+                else ()
+            ),
             *(f"{each.name} is around it; what it does to replies is not known here" for each in outside),
         ),
         falls_short=math.isfinite(claimed) and _size(found) > claimed * _SLACK,
@@ -330,12 +337,6 @@ def _replaced(twice: Guarantee) -> Iterator[str]:
         "where a client leaves, or another takes its place, the mean moves by up to twice that: epsilon is then at "
         f"most {shown_epsilon(_size(twice))}"
     )
-
-
-def _uncovered(layer: StrategyLayer) -> Iterator[str]:
-    yield "aggregated metrics are not covered"
-    if "ServerSide" in layer.wraps:
-        yield "against the server nothing is proven: it sees each update as it was sent"
 
 
 def _clipped(each: Round) -> float:

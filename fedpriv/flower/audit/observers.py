@@ -28,7 +28,7 @@ from fedpriv.core.files import append_line
 from fedpriv.flower._privatise import Privatiser
 from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
-from fedpriv.flower.arrays import arrays_of, client_of, parameters_of, stage_of, type_of
+from fedpriv.flower.arrays import arrays_of, client_of, norm, parameters_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, ModAction, Round, StrategyLayer
 from fedpriv.flower.noise import SEEDED, Noises, Stated, half_doubt, hearing_noise, numpy_is_seeded
 from fedpriv.gradients import Vector
@@ -135,8 +135,8 @@ def _action(mod: Mod, before: Vector, inside: Vector, after: Vector) -> ModActio
     return replace(
         action,
         noised=tuple(name for name in names if off[name] > rounding[name]),
-        norm=_norm(changes),
-        left=_norm(lefts),
+        norm=norm(changes),
+        left=norm(lefts),
     )
 
 
@@ -144,10 +144,6 @@ def _factor(change: torch.Tensor, left: torch.Tensor, whole: float) -> float:
     """The factor by which clipping has shortened an array; one number alone does not tell it, the whole update does."""
     size = float(change.square().sum())
     return float((change * left).sum()) / size if size and change.numel() > 1 else whole
-
-
-def _norm(values: Vector) -> float:
-    return float(torch.cat([value.flatten() for value in values.values()]).norm())
 
 
 def name_of(mod: object) -> str:
@@ -402,7 +398,7 @@ def _weights_and_norms(replies: list[Any], strategy: Any, before: Vector) -> tup
             arrays = _of_server(reply[1].parameters)
         weights[node] = float(cast(float, weight))
         both = [name for name in before if name in arrays and arrays[name].shape == before[name].shape]
-        norms[node] = _norm({name: arrays[name].double() - before[name].double() for name in both}) if both else 0.0
+        norms[node] = norm({name: arrays[name].double() - before[name].double() for name in both})
     return weights, norms
 
 
