@@ -250,7 +250,7 @@ def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: in
     images = start.clone()
     adam = torch.optim.Adam([images], lr=rate, betas=MOMENTS)
     # Photographs look the same at all scales: in a larger one neighbours are more alike.
-    most, least = (weight * (scene.shape[1] / SIDE) ** ALIKE for weight in VARIATION)
+    most, least = (weight * (images.shape[2] / SIDE) ** ALIKE for weight in VARIATION)
     for step in range(iterations):
         left = 1 - step / iterations
         leaf = images.detach().requires_grad_()
@@ -268,7 +268,8 @@ def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: in
 #
 # The gradient of the table holds each patch's error, summed over the images alone. These errors are nearly the same for
 # all patches, and what little differs tells the patches: it is compared on a scale of its own, or it would count for
-# nothing. Kernels and vectors tell what patches have in common; large matrices would double the time of a step.
+# nothing. Kernels and vectors tell what patches have in common; large matrices would double the time of a step. A large
+# image is looked for as an enlarged small one: the path is shorter, and patches tell little of their finest details.
 
 
 POSITION_RATE = 0.1  # of signed Adam
@@ -316,8 +317,17 @@ def _from_positions(scene: Scene, victim: Victim, iterations: int) -> Start | No
         total: Tensor = differs + COMMON * torch.stack(common).mean()
         return (total / len(images)).expand(len(images))
 
-    begin = ASUNDER * torch.randn(len(labels), *scene.shape, generator=torch.Generator().manual_seed(SEED))
-    return Start(_sharpened(scene, begin.to(scene.mean), distances, iterations, POSITION_RATE), labels)
+    channels, *size = scene.shape
+    small = [min(side, SIDE) for side in size]
+    begin = ASUNDER * torch.randn(len(labels), channels, *small, generator=torch.Generator().manual_seed(SEED))
+
+    def enlarged(images: Tensor) -> Tensor:
+        return images if small == size else F.interpolate(images, size, mode="bilinear")
+
+    def from_small(images: Tensor, index: Tensor | slice) -> Tensor:
+        return distances(enlarged(images), index)
+
+    return Start(enlarged(_sharpened(scene, begin.to(scene.mean), from_small, iterations, POSITION_RATE)), labels)
 
 
 class _Reached(Exception):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.methods.iga import IgaFastSettings, IgaModernSettings, IgaSettings
-from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, features, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import Features, read_feature_starts, read_features
 from fedpriv.attacks.reconstruction.scene import Scene
@@ -25,8 +25,9 @@ def convnet() -> nn.Module:
     return build_model(ConvnetSettings(), (1, 8, 8), 10, 1)
 
 
-def prepared(model: nn.Module, rows: list[int], **changes: Any) -> tuple[Scene, Victim]:
+def prepared(model: nn.Module, rows: list[int], pictures: Tensor | None = None, **changes: Any) -> tuple[Scene, Victim]:
     images, labels = digits()
+    images = images if pictures is None else pictures
     heard = observe(model, images[rows], labels[rows], **changes)
     network = Network(model)
     (victim,) = prepare_victims([heard], network.names, network.device)
@@ -84,11 +85,21 @@ def test_images_are_found_one_by_one(config: Any) -> None:
     assert found.labels.tolist() == labels[DISTINCT][theirs].tolist()
 
 
-def test_a_batch_of_a_vision_transformer_is_found_by_its_table_of_positions() -> None:
-    """The last layer's features tell what an image is made of, not where: with them it was worse than the guess."""
+@pytest.mark.parametrize("side", [features.SIDE, 4])
+def test_a_batch_of_a_vision_transformer_is_found_by_its_table_of_positions(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last layer's features tell what an image is made of, not where: with them it was worse than the guess.
+
+    Digits of 8 pixels a side are found as they are, and enlarged images as those of 4 pixels.
+    """
+    monkeypatch.setattr(features, "SIDE", side)
     images, labels = digits()
+    if side < 8:
+        small = torch.rand(len(images), 1, side, side, generator=torch.Generator().manual_seed(0))
+        images = torch.nn.functional.interpolate(small, (8, 8), mode="bilinear")
     rows = [0, 1]
-    scene, victim = prepared(Patches(), rows)
+    scene, victim = prepared(Patches(), rows, images)
     (found,) = read_feature_starts(scene, [victim], 60)
     apart = torch.cdist(scene.to_unit_scale(found.images).flatten(1), images[rows].flatten(1)).square() / 64
     mine, theirs = linear_sum_assignment(apart.numpy())
