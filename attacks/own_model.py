@@ -25,9 +25,8 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cr
 from fedpriv.attacks.reconstruction.upload_model import whole_numbers
 from fedpriv.attacks.settings import Access, AttackSettings, known_attack
 from fedpriv.attacks.simulation import Sent, SimulationCheck
-from fedpriv.core import errors
 from fedpriv.core.config.error_text import validated
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, cut, one_line
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.randomness import fixed_normal, generator_states, seeded_generators, torch_stream
 from fedpriv.core.registry import ATTACKS, suggestion
@@ -118,12 +117,7 @@ def _numbers(given: Any, what: str) -> Tensor:
         convert = getattr(given, "numpy", None)
         return torch.from_numpy(np.array(convert() if callable(convert) else given))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} is not an array of numbers: {one_line(error)}") from None
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, in one line that is not too long."""
-    return errors.one_line(error)[:200]
+        raise InputError(f"{what} is not an array of numbers: {cut(one_line(error), 200)}") from None
 
 
 def attack_config(attack: str, settings: Mapping[str, Any]) -> Any:
@@ -158,7 +152,9 @@ def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | No
         with evaluating(model), torch.no_grad():
             output = model(torch.zeros(1, *shape, device=reference.device, dtype=reference.dtype))
     except Exception as error:
-        raise InputError(f"the model does not take images of shape {(1, *shape)}: {one_line(error)}") from error
+        raise InputError(
+            f"the model does not take images of shape {(1, *shape)}: {cut(one_line(error), 200)}"
+        ) from error
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise InputError(f"the model gives {given} for one image; expected logits (1, classes), at least two classes")
@@ -370,9 +366,8 @@ def try_loss(loss: Criterion, classes: int, like: Tensor) -> TriedLoss:
         together = loss(logits[:TRIED], probabilities[:TRIED])
         alone = torch.stack([loss(logits[k : k + 1], probabilities[k : k + 1]) for k in range(len(logits))])
     except Exception as error:
-        raise InputError(
-            f"the loss cannot be computed from logits and label probabilities, both (B, {classes}): {one_line(error)}"
-        ) from error
+        both = f"logits and label probabilities, both (B, {classes})"
+        raise InputError(f"the loss cannot be computed from {both}: {cut(one_line(error), 200)}") from error
     if not isinstance(together, Tensor) or together.ndim != 0 or not bool(torch.isfinite(together)):
         raise InputError("the loss must be one finite number for a batch (reduction = 'mean' or 'sum')")
     sums = _same(together, alone[:TRIED].sum())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import scipy
 
-from fedpriv.accounting.ceiling import ceilings, membership_bound, quick_ceiling
+from fedpriv.accounting.ceiling import ceilings, check_baseline, membership_bound, quick_ceiling
 from fedpriv.accounting.gaussian import check_epsilon
 from fedpriv.accounting.guarantees import proven_epsilon, running_epsilon
 from fedpriv.accounting.release import LARGEST_DIMENSION, NoiseParameter, Release, release_with
@@ -94,8 +94,7 @@ def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
         OutOfReachError: no noise parameter in range fits.
         InputError: the target is out of range, the mechanism has no ceiling, or there is nothing to calibrate.
     """
-    if not 0 < k0 < 1:
-        raise InputError(key="guess", given=k0, allowed="allowed is between 0 and 1, both excluded")
+    check_baseline(k0, "guess")
     if not k0 < target < 1:
         raise InputError(key="ceiling", given=target, allowed=f"allowed is above the guess, {k0:g}, and below 1")
 
@@ -106,7 +105,7 @@ def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
     def reached(noisy: Release) -> float:
         (ceiling,) = ceilings(noisy, [k0])
         if ceiling.gamma is None:
-            reason = f"{release.mechanism}: {ceiling.theorem}; allowed: {', '.join(_with_ceilings())}"
+            reason = f"{release.mechanism}: {ceiling.theorem}; allowed: {', '.join(proving('ceiling'))}"
             raise InputError(key="ceiling", given=target, allowed=reason)
         return beyond(ceiling.gamma)
 
@@ -114,12 +113,10 @@ def calibrate_ceiling(target: float, k0: float, release: Release) -> float:
     return _least_noise(release, "ceiling", target, goal, reached, lambda noisy: beyond(quick_ceiling(noisy, k0)))
 
 
-def _with_ceilings() -> list[str]:
-    return [
-        name
-        for name, kind in MECHANISMS.items()
-        if "target_ceiling" in getattr(kind, "noise_keys", tuple)() and kind.noise_at == "clients"
-    ]
+def proving(what: str) -> list[str]:
+    """Return the mechanisms that are calibrated for a proven epsilon, or ceiling, of uploads."""
+    uploads = {name: kind for name, kind in MECHANISMS.items() if kind.noise_at == "clients"}
+    return [name for name, kind in uploads.items() if f"target_{what}" in getattr(kind, "noise_keys", tuple)()]
 
 
 def calibrate_membership(target: float, release: Release, fpr: float | None = None) -> float:

@@ -87,7 +87,7 @@ def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...
     Raises:
         InputError: a baseline out of range.
     """
-    checked = [_checked(baseline) for baseline in baselines]
+    checked = [check_baseline(baseline) for baseline in baselines]
     proof: Proof = MECHANISMS[release.mechanism].proof()(release)
     reference = proof.reference()
     if reference is None:
@@ -98,7 +98,8 @@ def ceilings(release: Release, baselines: Iterable[float]) -> tuple[Ceiling, ...
     return tuple(_smallest(bounds, reference, k0) for k0 in checked)
 
 
-def _checked(baseline: float, key: str = "k0") -> float:
+def check_baseline(baseline: float, key: str = "k0") -> float:
+    """Return a baseline, or another probability between 0 and 1, as a float; others are refused under their key."""
     if not 0 < baseline < 1:
         raise InputError(key=key, given=baseline, allowed="allowed is between 0 and 1, both excluded")
     return float(baseline)
@@ -253,7 +254,7 @@ def membership_bound(release: Release, rates: Iterable[float] = ()) -> Membershi
     Raises:
         InputError: a rate out of range, or no dominating pair of the mechanism is known.
     """
-    checked = [_checked(rate, "fpr") for rate in rates]
+    checked = [check_baseline(rate, "fpr") for rate in rates]
     proof: Proof = MECHANISMS[release.mechanism].proof()(release)
     if type(proof).dominating_pairs is Proof.dominating_pairs:
         known = [

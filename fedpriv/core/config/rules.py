@@ -295,7 +295,9 @@ def check_target(experiment: "Experiment") -> None:
         wrong, is_ceiling = partial(experiment.wrong, f"federation.{name}"), name == "target_ceiling"
         what, proven = ("ceiling", mechanism.guess) if is_ceiling else ("epsilon", mechanism.parameter)
         if proven is None:
-            raise wrong(f"mechanism.name = {mechanism.name!r} proves no {what}; allowed: {', '.join(_proving(what))}")
+            from fedpriv.accounting.calibration import proving  # scipy, which settings need not wait for
+
+            raise wrong(f"mechanism.name = {mechanism.name!r} proves no {what}; allowed: {', '.join(proving(what))}")
         if mechanism.guess is not None and is_ceiling and stop <= mechanism.guess:
             raise wrong(f"above mechanism's guess, {mechanism.guess:.4g}, and below 1")
         if target is not None and (target.guess is not None) == is_ceiling and target.value < stop:
@@ -303,10 +305,3 @@ def check_target(experiment: "Experiment") -> None:
                 f"above mechanism.{target.key} = {target.value:g}, for which the noise of the whole run is "
                 "calibrated: no client would reach it"
             )
-
-
-def _proving(what: str) -> list[str]:
-    """Mechanisms that are calibrated for a proven epsilon, or ceiling, of uploads."""
-    key = f"target_{what}"
-    uploads = {name: kind for name, kind in MECHANISMS.items() if kind.noise_at == "clients"}
-    return [name for name, kind in uploads.items() if key in getattr(kind, "noise_keys", tuple)()]
