@@ -179,6 +179,7 @@ def on_ray(clients: int, repeats: int) -> list[dict[str, Any]]:
     import ray
 
     from fedpriv.engines import ray as engine
+    from fedpriv.engines.tasks import RayResources
 
     world = build_world(
         _experiment(
@@ -190,7 +191,7 @@ def on_ray(clients: int, repeats: int) -> list[dict[str, Any]]:
     )
     app, settings = client_app(world.secret), EngineConfig(name="ray", device="cpu")
     os.environ.setdefault("RAY_worker_niceness", "0")  # as inline's, or a busy machine holds up Ray alone
-    engine.connect("", "engine.address", ())
+    engine.connect(RayResources.of(settings))
     try:
         cores = int(ray.cluster_resources()["CPU"])
         actors = engine.Actors(partial(engine.start_actors, app, config=settings), cores, lambda: cores)

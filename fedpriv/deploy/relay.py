@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.observation import Observation, PublicSettings, write_observation
 from fedpriv.core.config import Experiment
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, one_line
 from fedpriv.core.files import write_whole, writing, writing_to
 from fedpriv.core.plan import plan_client
 from fedpriv.core.wire import unpack
@@ -48,7 +48,7 @@ def observation_in(exchange: Exchange) -> tuple[Experiment, Observation]:
     except KeyError as error:
         raise NotReadableError(f"a training message without {error}") from None
     except (ValueError, TypeError) as error:
-        raise NotReadableError(f"a training message that does not fit: {' '.join(str(error).split())[:200]}") from None
+        raise NotReadableError(f"a training message that does not fit: {one_line(error)[:200]}") from None
 
 
 def _public(
@@ -137,7 +137,7 @@ class Follower:
             for exchange in self._messages.hear(spoken):
                 self.note(exchange)
         except Exception as error:  # noqa: BLE001 - whatever passes (anybody may send it), the listener goes on
-            self._give_up(f"{spoken.path}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            self._give_up(f"{spoken.path}: {type(error).__name__}: {one_line(error)[:200]}")
 
     def _give_up(self, reason: str) -> None:
         """Note why something could not be read."""

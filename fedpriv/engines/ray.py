@@ -34,6 +34,7 @@ from fedpriv.engines.inline import (
     received_message,
     run_server,
 )
+from fedpriv.engines.tasks import RayResources
 
 _KNOCK_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
@@ -53,16 +54,13 @@ def run_ray(
     server_app: ServerApp, client_app: ClientApp, clients: int, config: EngineConfig, timeout: float | None
 ) -> None:
     """Run the apps on Ray actors; a local Ray is started, and stopped in the end, unless an address names one."""
-    shares = (
-        ResourceShare("engine.cpus_per_client", "CPU", config.cpus_per_client),
-        ResourceShare("engine.gpus_per_client", "GPU", config.gpus_per_client),
-    )
-    connect(config.address, "engine.address", shares)
+    resources = RayResources.of(config)
+    connect(resources)
     address = config.address or os.environ.get("RAY_ADDRESS", "")
     head = _Head() if address and not address.startswith("ray://") else None
     try:
         with _silenced(), _stoppable() as stopped:
-            room = partial(_room, *shares)
+            room = partial(_room, resources)
             actors = Actors(partial(start_actors, client_app, config=config), min(clients, room()), room)
             # A client that hangs would take along those that its actor was handed with it.
             call_seconds = CALL_SECONDS if timeout is None else 0.0
@@ -103,21 +101,19 @@ def _stoppable() -> Iterator[threading.Event]:
         as_usual()
 
 
-def _room(*shares: "ResourceShare") -> int:
+def _room(resources: RayResources) -> int:
     """How many actors fit: an actor does not reach from one node to another."""
-    taken = [share for share in shares if share.amount > 0]
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(min(int(node.get(share.kind, 0.0) / share.amount + 1e-9) for share in taken) for node in nodes)
+    room = sum(resources.room(node["Resources"]) for node in ray.nodes() if node["Alive"])
     if room:
         return room
-    wanted = " and ".join(f"{share.key} = {share.amount:g}" for share in taken)
+    wanted = " and ".join(f"{key} = {amount:g}" for key, _, amount in resources.shares if amount > 0)
     raise InputError(f"{wanted}: no node of the Ray cluster has as much")
 
 
 def start_actors(client_app: ClientApp, count: int, config: EngineConfig) -> list[Any]:
     """Start actors that answer for clients."""
-    shares = {"num_cpus": config.cpus_per_client, "num_gpus": config.gpus_per_client}
-    return [ray.remote(_Actor).options(**shares).remote(client_app) for _ in range(count)]
+    actor = ray.remote(_Actor).options(num_cpus=config.cpus_per_client, num_gpus=config.gpus_per_client)
+    return [actor.remote(client_app) for _ in range(count)]
 
 
 class _Actor:
@@ -382,17 +378,10 @@ def _set_environment() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
-class ResourceShare(NamedTuple):
-    """How much of one kind of resource the smallest unit of work takes, and the key of the settings that says so."""
-
-    key: str
-    kind: str
-    amount: float
-
-
-def connect(address: str, key: str, shares: Sequence[ResourceShare]) -> None:
+def connect(resources: RayResources) -> None:
     """Start or join Ray, so that a wrong address or share is one clear line."""
     _set_environment()
+    address, key = resources.address, resources.keys[2]
     if not address and os.environ.get("RAY_ADDRESS"):
         address, key = os.environ["RAY_ADDRESS"], "RAY_ADDRESS"
     _knock(address, key)
@@ -407,11 +396,11 @@ def connect(address: str, key: str, shares: Sequence[ResourceShare]) -> None:
     if address:
         _check_nodes()
     offered = ray.cluster_resources()
-    for share in shares:
-        if share.amount > offered.get(share.kind, 0.0):
+    for share_key, kind, amount in resources.shares:
+        there = offered.get(kind, 0.0)
+        if amount > there:
             ray.shutdown()
-            there = offered.get(share.kind, 0.0)
-            raise InputError(key=share.key, given=share.amount, allowed=f"Ray offers {there:g} {share.kind}s in all")
+            raise InputError(key=share_key, given=amount, allowed=f"Ray offers {there:g} {kind}s in all")
 
 
 def _init(place: Mapping[str, Any]) -> None:

@@ -3,20 +3,38 @@
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from fedpriv.core.errors import reason_of
+from fedpriv.core.errors import one_line, reason_of
+
+if TYPE_CHECKING:
+    from fedpriv.core.config import EngineConfig
 
 
 @dataclass(frozen=True)
-class TaskResources:
-    """What one task takes, and whose Ray it runs on."""
+class RayResources:
+    """What one task, or one actor, takes, and whose Ray it runs on."""
 
     cpus: float  # share of CPUs
     gpus: float  # share of a GPU
     address: str  # of a running cluster; empty: a local one is started, and stopped in the end
     # of the settings that the three come from, for people
     keys: tuple[str, str, str] = ("resources.cpus", "resources.gpus", "resources.address")
+
+    @classmethod
+    def of(cls, engine: "EngineConfig") -> Self:
+        """Return what a client takes of an experiment's Ray."""
+        keys = "engine.cpus_per_client", "engine.gpus_per_client", "engine.address"
+        return cls(engine.cpus_per_client, engine.gpus_per_client, engine.address, keys)
+
+    @property
+    def shares(self) -> tuple[tuple[str, str, float], ...]:
+        """What is taken: the key that says so, Ray's name of the resource, and how much of it."""
+        return (self.keys[0], "CPU", self.cpus), (self.keys[1], "GPU", self.gpus)
+
+    def room(self, offered: Mapping[str, float]) -> int:
+        """Return how often it fits into what is offered."""
+        return min(int(offered.get(kind, 0.0) / share + 1e-9) for _, kind, share in self.shares if share > 0)
 
 
 @dataclass(frozen=True)
@@ -36,25 +54,21 @@ class TaskEnded:
 
 
 def run_tasks(
-    function: Callable[[Any], Any], arguments: Sequence[Any], resources: TaskResources, poll: float
+    function: Callable[[Any], Any], arguments: Sequence[Any], resources: RayResources, poll: float
 ) -> Iterator[TaskStarted | TaskEnded | None]:
     """Call ``function`` on each argument, as many at once as fit; a failed or dead task does not stop the others."""
     # Imported here: Ray takes a second, and most runs do without it.
     import ray
 
-    from fedpriv.engines.ray import ResourceShare, connect
+    from fedpriv.engines.ray import connect
 
-    cpus, gpus, address = resources.keys
-    connect(
-        resources.address,
-        address,
-        (ResourceShare(cpus, "CPU", resources.cpus), ResourceShare(gpus, "GPU", resources.gpus)),
-    )
+    connect(resources)
     try:
         task = ray.remote(_ended_at_once).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=0)
         waiting, running = list(range(len(arguments)))[::-1], dict[Any, int]()
         while waiting or running:
-            while waiting and len(running) < _room(resources, ray.cluster_resources()):
+            # A cluster may grow and shrink.
+            while waiting and len(running) < max(1, resources.room(ray.cluster_resources())):
                 index = waiting.pop()
                 running[task.remote(function, arguments[index])] = index
                 yield TaskStarted(index)
@@ -77,12 +91,6 @@ def _ended_at_once(function: Callable[[Any], Any], argument: Any) -> Any:
     return function(argument)
 
 
-def _room(resources: TaskResources, offered: Mapping[str, float]) -> int:
-    """How many tasks fit at once; a cluster may grow and shrink."""
-    shares = [(resources.cpus, offered.get("CPU", 0.0)), (resources.gpus, offered.get("GPU", 0.0))]
-    return max(1, min(int(there / share + 1e-9) for share, there in shares if share > 0))
-
-
 def _outcome(index: int, reference: Any) -> TaskEnded:
     import ray
     from ray.exceptions import RayError, RayTaskError
@@ -94,4 +102,4 @@ def _outcome(index: int, reference: Any) -> TaskEnded:
         return TaskEnded(index, error=reason_of(cause) if isinstance(cause, Exception) else str(error))
     except RayError as error:
         # The worker died, for want of memory as a rule: Ray's text says which and how.
-        return TaskEnded(index, error=f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+        return TaskEnded(index, error=f"{type(error).__name__}: {one_line(error)[:500]}")

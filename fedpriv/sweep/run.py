@@ -20,7 +20,7 @@ from fedpriv.core.progress import Silent
 from fedpriv.core.runs import RunFolder
 from fedpriv.core.world import build_world
 from fedpriv.engines import refuse_without_ray
-from fedpriv.engines.tasks import TaskEnded, TaskResources, TaskStarted, run_tasks
+from fedpriv.engines.tasks import RayResources, TaskEnded, TaskStarted, run_tasks
 from fedpriv.sweep.folder import SweepFolder
 from fedpriv.sweep.record import SweepProgress, TrialRecord, failed_record, read_record
 from fedpriv.sweep.settings import Refused, Sweep, Trial, refuse_trials
@@ -121,7 +121,7 @@ def _events(sweep: Sweep, tasks: Sequence[TrialTask]) -> Iterator[TaskStarted | 
     if sweep.resources.engine == "inline":
         return _inline(tasks)
     config = sweep.resources
-    return run_tasks(run_trial, tasks, TaskResources(config.cpus, config.gpus, config.address), _POLL_SECONDS)
+    return run_tasks(run_trial, tasks, RayResources(config.cpus, config.gpus, config.address), _POLL_SECONDS)
 
 
 def _inline(tasks: Sequence[TrialTask]) -> Iterator[TaskStarted | TaskEnded | None]:

@@ -35,6 +35,7 @@ from fedpriv.engines import ray as engine
 from fedpriv.engines import run_engine
 from fedpriv.engines.inline import InlineGrid, answered, received_message, run_server
 from fedpriv.engines.ray import Actors, RayGrid
+from fedpriv.engines.tasks import RayResources
 from fedpriv.server.app import server_app as app_of_server
 from tests.integration.small import experiment
 
@@ -203,7 +204,7 @@ def test_a_server_of_rays_client_that_dies_is_started_again(deaths: int, monkeyp
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(engine, "_knock", lambda *_: None)
     with pytest.raises(InputError, match="stop" if deaths < 3 else "died 3 times; see .*err in the logs") as caught:
-        engine.connect("ray://here:1", "engine.address", ())
+        engine.connect(RayResources(1.0, 0.0, "ray://here:1"))
     assert "\n" not in str(caught.value)
 
 

@@ -17,6 +17,7 @@ import fedpriv.engines.ray as engine
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.lab import start_run
 from fedpriv.core.progress import Silent
+from fedpriv.engines.tasks import RayResources
 from tests.algorithms.pate import test_pate
 from tests.algorithms.secure_aggregation import test_secure_aggregation
 from tests.core.lab import test_lab_attack_on_ray as attacks
@@ -45,7 +46,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = str(tmp_path_factory.mktemp("data"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FEDPRIV_DATA", folder)
-        engine.connect("", "", ())
+        engine.connect(RayResources(0.0, 0.0, ""))
         patched.setattr(engine, "connect", lambda *_: None)
         with pytest.MonkeyPatch.context() as running:
             running.setattr(ray, "shutdown", lambda: None)

@@ -57,7 +57,7 @@ from fedpriv.core.threads import cpu_threads
 from fedpriv.core.world import World
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.tokenizers import Tokenizer
-from fedpriv.engines.tasks import TaskEnded, TaskResources, run_tasks
+from fedpriv.engines.tasks import RayResources, TaskEnded, run_tasks
 from fedpriv.gradients.calls import copied
 
 PROTECTED, UNPROTECTED = "protected", "unprotected"
@@ -550,7 +550,6 @@ def save_shared(
 
 
 _POLL_SECONDS = 1.0
-_KEYS = ("engine.cpus_per_client", "engine.gpus_per_client", "engine.address")
 
 
 @dataclass(frozen=True, eq=False)
@@ -573,10 +572,9 @@ def attack_on_ray(engine: EngineConfig, job: AttackJob) -> Campaign:
     shares = [tuple(job.observations[n] for n in mine) for mine in numbers]
     quiet = replace(job, model=still, progress=None)
     parts = [_TaskShare(replace(quiet, observations=mine), device, torch.get_num_threads()) for mine in shares]
-    resources = TaskResources(engine.cpus_per_client, engine.gpus_per_client, engine.address, _KEYS)
     outcomes: dict[int, AttackOutcome] = {}
     done = 0
-    for event in run_tasks(_attack_part, parts, resources, _POLL_SECONDS):
+    for event in run_tasks(_attack_part, parts, RayResources.of(engine), _POLL_SECONDS):
         if isinstance(event, TaskEnded):
             mine = numbers[event.index]
             outcomes |= dict(zip(mine, _outcomes(event, len(mine)), strict=True))

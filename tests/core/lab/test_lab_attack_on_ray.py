@@ -12,7 +12,7 @@ from fedpriv.core.errors import InputError
 from fedpriv.core.lab import attack_stage, start_run
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import Summary
-from fedpriv.engines.tasks import TaskEnded, TaskResources
+from fedpriv.engines.tasks import RayResources, TaskEnded
 from tests.integration.small import experiment
 
 ATTACKED = {"attacks": ["iga", "closed_form"], "victims": 3, "iga": {"iterations": 20, "restarts": 2}}
@@ -44,7 +44,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_task_that_dies_takes_only_its_own_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def second_dies(
-        function: Callable[[Any], Any], parts: Sequence[Any], _: TaskResources, __: float
+        function: Callable[[Any], Any], parts: Sequence[Any], _: RayResources, __: float
     ) -> Iterator[TaskEnded]:
         yield TaskEnded(1, error="WorkerCrashedError: out of memory")
         yield TaskEnded(0, function(parts[0]))
