@@ -149,6 +149,12 @@ class NormalNoise(BlockMechanism):
         return Noise((sum(tensors),), ((self.sigma * self.clip_norm / divisor) ** 2,))
 
     @override
+    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
+        from fedpriv.mechanisms.machinery.clipping import clip_factor
+
+        return clip_factor(squared, self.clip_norm / math.sqrt(blocks))
+
+    @override
     def draw_products(
         self,
         grams: NDArray[np.float64],
@@ -201,12 +207,6 @@ class GaussianMechanism(NormalNoise):
 
         noise = self.sigma * normal_norm(sum(tensors), 1.0, tail)
         return self.clip_norm * (examples + noise) / batch_size
-
-    @override
-    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
-        from fedpriv.mechanisms.machinery.clipping import clip_factor
-
-        return clip_factor(squared, self.clip_norm / math.sqrt(blocks))
 
     def blocks_of(self, names: Block) -> tuple[Block, ...]:
         """What is clipped together."""

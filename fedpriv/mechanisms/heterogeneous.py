@@ -16,7 +16,6 @@ from fedpriv.mechanisms.machinery.base import ClipNorm, Mechanism, PublicModel
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from fedpriv.core.randomness import NoiseStream
     from fedpriv.gradients import Block, GradientOperator, Vector
@@ -116,12 +115,6 @@ class HeterogeneousGaussianMechanism(NormalNoise):
         largest = max(float(value.max()) for value in self.redistribution.deviations.values())
         noise = self.sigma * normal_norm(sum(tensors), largest, tail)
         return self.clip_norm * (examples * largest + noise) / batch_size
-
-    @override
-    def weight(self, squared: Tensor, dimension: int, blocks: int) -> Tensor:
-        from fedpriv.mechanisms.machinery.clipping import clip_factor
-
-        return clip_factor(squared, self.clip_norm)
 
     @override
     def deviations(self, names: Block) -> Vector:
