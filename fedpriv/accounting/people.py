@@ -99,10 +99,7 @@ def together(releases: Sequence[Release]) -> Guarantee:
 
     Releases of one kind are one with all their participations. Of several kinds the smaller of two is proven: their
     dominating pairs composed adaptively, or epsilon and delta added. A figure under replace-one holds for zero-out,
-    which is therefore the adjacency if any release has it.
-
-    Args:
-        releases: at least one; all with the same mechanism, unit and delta.
+    which is therefore the adjacency if any release has it. All have the same mechanism, unit and delta.
     """
     counts: Counter[Release] = Counter()
     for release in releases:

@@ -93,16 +93,7 @@ def _shown(key: str, given: object) -> str:
 
 
 def optional(module: str, extra: str, user: str) -> Any:
-    """Import a module that an extra of fedpriv installs; where it is missing, the error names the extra.
-
-    Args:
-        module: such as ``tokenizers``.
-        extra: such as ``text``.
-        user: what needs it, such as ``data.text.tokenizer``.
-
-    Raises:
-        InputError: the module, or one that it needs, is not installed.
-    """
+    """Import a module of an extra; where it, or what it needs, is missing, the error names its user and the extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

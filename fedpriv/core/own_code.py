@@ -12,15 +12,9 @@ from fedpriv.core.errors import InputError, reason_of
 
 
 def own_object(path: str, key: str, folders: Sequence[Path] = ()) -> Any:
-    """Return what ``module:name`` names, in the first folder that has the module or among what is installed.
+    """Return what ``module:name`` names, from the first of the folders and the working one that has it, or installed.
 
-    Args:
-        path: the module and, with dots, what is in it.
-        key: the setting that says so, for errors.
-        folders: where to look before the working folder.
-
-    Raises:
-        InputError: there is no such module or name, or the module raised an error.
+    ``key``: the setting that says so. Where there is no such thing, or the module raises, it is an ``InputError``.
     """
     module, _, name = path.partition(":")
     refused = partial(InputError, key=key, given=path)

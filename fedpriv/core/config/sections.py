@@ -41,10 +41,6 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _is_all(value: str) -> bool:
-    return value == "all"
-
-
 class FederationConfig(Extensible):
     """Who takes part, how often, and what the server does with the uploads."""
 
@@ -88,7 +84,7 @@ class FederationConfig(Extensible):
     )
     evaluate: Literal["all", "clients"] = Field(
         "all",
-        exclude_if=_is_all,
+        exclude_if=lambda value: value == "all",
         description="all: accuracy on all test data; clients: also each client's on its own test examples, as a "
         "distribution, with data.partition = 'key'",
     )

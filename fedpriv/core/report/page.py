@@ -219,7 +219,8 @@ class _Proven:
     @property
     def mechanism(self) -> str:
         """In words."""
-        return mechanism_name(self.ledger.mechanism)
+        name = self.ledger.mechanism
+        return MECHANISMS[name].title if name in MECHANISMS else name
 
     @property
     def own_noise(self) -> str:
@@ -478,11 +479,6 @@ ACTIVE = "The server sent these clients crafted parameters. No eavesdropper can 
 
 
 _UNATTACKED = Tile("Uploads", "not attacked", words=True, remark="No attack on uploads was run.")
-
-
-def mechanism_name(name: str) -> str:
-    """Return the mechanism in words."""
-    return MECHANISMS[name].title if name in MECHANISMS else name
 
 
 def tiles(view: View) -> list[Tile]:
