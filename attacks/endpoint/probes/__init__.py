@@ -1,1 +1,1 @@
-"""The attacks on the finished model and on its answers, one file each."""
+"""Attacks on the finished model and on its answers."""

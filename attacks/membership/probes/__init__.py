@@ -1,1 +1,1 @@
-"""The attacks on the finished model and on its answers, one file each."""
+"""Membership attacks on the finished model and on its answers."""
