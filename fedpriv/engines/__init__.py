@@ -11,6 +11,7 @@ from flwr.serverapp import ServerApp
 
 from fedpriv.core.config import EngineConfig
 from fedpriv.core.errors import InputError
+from fedpriv.core.world import choose_device
 from fedpriv.engines.inline import InlineGrid, StackedGrid, run_server
 
 __all__ = ["check_engine", "choose_engine", "refuse_without_ray", "run_engine"]
@@ -37,9 +38,6 @@ def choose_engine(config: EngineConfig) -> str:
     """Return ``inline``, ``stacked`` or ``ray``; auto is Ray where there is an address or a GPU, else inline."""
     if config.name != "auto":
         return config.name
-    # Imported here, as below: torch and Ray take seconds. Ray's actors import this package before they know their app.
-    from fedpriv.core.world import choose_device
-
     to_share = config.address or choose_device(config.device).type == "cuda"
     return "ray" if to_share and _has_ray() else "inline"
 
@@ -54,7 +52,7 @@ def run_engine(
     """Run the apps with ``clients`` clients until the server is done, which waits ``timeout`` seconds for a round."""
     name = choose_engine(config)
     if name == "ray":
-        from fedpriv.engines.ray import run_ray
+        from fedpriv.engines.ray import run_ray  # Ray takes a second to import
 
         run_ray(server_app, client_app, clients, config, timeout)
     elif name == "stacked":

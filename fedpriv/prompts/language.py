@@ -209,8 +209,6 @@ def open_language(config: LanguageConfig, root: Path) -> LanguageModel:
         case "counting":
             return Counting()
         case "stories":
-            from fedpriv.prompts.language import Stories
-
             return Stories(root / "stories260k.npz")
         case "folder":
             return Transformer(home(config.path), config.batch)

@@ -11,6 +11,7 @@ from fedpriv.core.algorithm import ModelRelease, refuse_keys
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ALGORITHMS
 from fedpriv.core.sections import ExperimentSection
+from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fedpriv.core.world import World
     from fedpriv.data.datasets import Dataset
     from fedpriv.gradients import Vector
-    from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
 
 @ALGORITHMS.register
@@ -76,7 +76,6 @@ class Erm(Rounds, ModelRelease):
         """Refuse convex problems of which nothing is proven with the mechanism, or which float64 may not solve."""
         from fedpriv.accounting.convex_models import refuse_unsolvable
         from fedpriv.algorithms.erm.training import problem_of
-        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
         config = experiment.mechanism
         if not isinstance(config, ModelNoiseSettings):
@@ -92,8 +91,6 @@ class Erm(Rounds, ModelRelease):
 
     @override
     def warnings(self, world: "World") -> tuple[str, ...]:
-        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
-
         config = world.experiment.mechanism
         noisy = (*_length_of_rows(world), *_long_noise(world, config)) if isinstance(config, ModelNoiseSettings) else ()
         return (*_without_effect(world), *noisy)
@@ -118,7 +115,6 @@ class Erm(Rounds, ModelRelease):
     @override
     def longest_model(self, world: "World", plan: "Plan", tail: float) -> float:
         from fedpriv.algorithms.erm.training import client_problem, feature_length
-        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
         problem = client_problem(world, plan.client)
         if not isinstance(plan.config, ModelNoiseSettings):
@@ -130,7 +126,6 @@ class Erm(Rounds, ModelRelease):
     def ledger(self, world: "World", folder: "RunFolder") -> "Ledger":
         from fedpriv.algorithms.erm.training import client_problem, feature_length
         from fedpriv.algorithms.rounds.ledger import run_ledger
-        from fedpriv.mechanisms.model_noise import ModelNoiseSettings
 
         def noise(plan: "Plan") -> float | None:
             if not isinstance(plan.config, ModelNoiseSettings):
@@ -173,7 +168,7 @@ def _length_of_rows(world: "World") -> tuple[str, ...]:
     )
 
 
-def _long_noise(world: "World", config: "ModelNoiseSettings") -> tuple[str, ...]:
+def _long_noise(world: "World", config: ModelNoiseSettings) -> tuple[str, ...]:
     import numpy as np
 
     from fedpriv.algorithms.erm.training import client_problem

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from fedpriv.accounting.response import most_told
-from fedpriv.algorithms.labels.survey import LabelSurvey, read_survey
+from fedpriv.algorithms.labels.survey import LabelSurvey, measure_labels, read_survey
 from fedpriv.core.figure import Figure, Interval
 from fedpriv.core.finding import Finding, RunView, Section, Tile
 from fedpriv.core.numbers import figure
@@ -29,8 +29,6 @@ class LabelsFinding(Finding[LabelSurvey]):
 
     @override
     def conclude(self, world: "World", folder: RunFolder) -> None:
-        from fedpriv.algorithms.labels.survey import measure_labels
-
         measure_labels(world, folder)
 
     @override

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from fedpriv.algorithms.labels.preparation import response_of
@@ -110,8 +111,6 @@ def measure_labels(world: "World", folder: RunFolder) -> None:
 
 
 def _told(world: "World", response: "Response") -> LabelsTold:
-    import torch
-
     rows = torch.from_numpy(np.concatenate(world.partitions))
     true, changed = world.true_labels[rows], world.dataset.y_train[rows]
     counts = np.bincount(true.numpy(), minlength=response.answers)

@@ -6,6 +6,7 @@ what the rows happen to hold. Unknown values, ``?``, are a value of their own.
 
 from pathlib import Path
 
+import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.columns import ColumnSpec
@@ -82,8 +83,6 @@ class Adult(SingleFile):
     @classmethod
     @override
     def read(cls, place: Place) -> tuple[Arrays, str]:
-        import numpy as np
-
         from fedpriv.data.tables import encode, label_numbers, read_cells, rows_of
 
         path = cls.found(place)
