@@ -74,7 +74,7 @@ def take_down_containers(folder: DeploymentFolder) -> None:
     project = folder.path.parent
     if which("docker") is None or not (project / "docker-compose.yml").is_file():
         raise InputError(f"the deployment in {folder.path} runs in containers; where its compose file is: {DOWN}")
-    done = subprocess.run([*shlex.split(DOWN)], cwd=project, check=False)
+    done = subprocess.run(shlex.split(DOWN), cwd=project, check=False)
     if done.returncode:
         raise RunFailedError(f"{DOWN}: exit code {done.returncode}")
     folder.forget()

@@ -5,6 +5,7 @@ SHA-256 of its bytes. Both ends leave out objects that the other has already. No
 wire: objects are Flower's own protobuf and JSON, arrays are read by :mod:`fedpriv.core.wire`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -162,7 +163,7 @@ class Messages:
     """Puts messages together from requests and replies."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, _Node] = {}
+        self._nodes = defaultdict[int, _Node](_Node)
         self._small: dict[str, bytes] = {}
 
     def hear(self, spoken: Spoken) -> tuple[Exchange, ...]:
@@ -173,27 +174,24 @@ class Messages:
             case "pull-messages":
                 asked = PullMessagesResponse.FromString(spoken.reply)
                 for message, tree in zip(asked.messages_list, asked.message_object_trees, strict=True):
-                    node = self._node(message.metadata.dst_node_id)
+                    node = self._nodes[message.metadata.dst_node_id]
                     node.questions[message.metadata.message_id] = _Announced(message.metadata, tree)
             case "pull-object":
                 pull, pulled = PullObjectRequest.FromString(spoken.request), PullObjectResponse.FromString(spoken.reply)
                 if pulled.object_available:
-                    self._keep(self._node(pull.node.node_id), pull.object_id, pulled.object_content)
+                    self._keep(self._nodes[pull.node.node_id], pull.object_id, pulled.object_content)
             case "push-messages":
                 answered = PushMessagesRequest.FromString(spoken.request)
-                node = self._node(answered.node.node_id)
+                node = self._nodes[answered.node.node_id]
                 pairs = zip(answered.messages_list, answered.message_object_trees, strict=True)
                 node.answers += [_Announced(message.metadata, tree) for message, tree in pairs]
                 return self._complete(node)
             case "push-object":
                 pushed = PushObjectRequest.FromString(spoken.request)
-                node = self._node(pushed.node.node_id)
+                node = self._nodes[pushed.node.node_id]
                 self._keep(node, pushed.object_id, pushed.object_content)
                 return self._complete(node)
         return ()
-
-    def _node(self, number: int) -> _Node:
-        return self._nodes.setdefault(number, _Node())
 
     def _keep(self, node: _Node, name: str, content: bytes) -> None:
         if get_object_id(content) != name:

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -78,7 +78,7 @@ class Follower:
         self._noted = listened  # without connections that are open
         self._written: Listened | None = None
         self._messages = Messages()
-        self._conversations: dict[int, Conversation] = {}
+        self._conversations = defaultdict[int, Conversation](Conversation)
 
     @property
     def listened(self) -> Listened:
@@ -89,12 +89,12 @@ class Follower:
     def asked(self, number: int, data: bytes) -> None:
         """Follow what a SuperNode said on connection ``number``."""
         self._count(bytes_up=len(data))
-        self._conversations.setdefault(number, Conversation()).asked(data)
+        self._conversations[number].asked(data)
 
     def answered(self, number: int, data: bytes) -> None:
         """Follow what the SuperLink said on connection ``number``."""
         self._count(bytes_down=len(data))
-        for spoken in self._conversations.setdefault(number, Conversation()).answered(data):
+        for spoken in self._conversations[number].answered(data):
             self._hear(spoken)
 
     def closed(self, number: int) -> None:
