@@ -296,10 +296,15 @@ def renyi_margin(bounds: Bounds) -> float:
 
 
 def _renyi_square(bounds: Bounds, order: float) -> float:
-    logs = (1 - order) * np.log([bounds.lower, bounds.upper])
-    mean = math.exp((float(special.logsumexp(logs)) - math.log(2)) / (1 - order))
-    rest = min(1.0, 1 - bounds.lower - bounds.upper + 2 * mean)
-    return -2 / order * math.log(rest) if rest > 0 else 0.0
+    """With p1 + p2 = 2 g cosh(d), g^2 = p1 p2, so that nothing cancels where the probabilities are nearly equal."""
+    half = math.log1p((bounds.lower - bounds.upper) / bounds.upper) / 2
+    below = -_log_cosh((order - 1) * half) / (order - 1)  # ln of the mean over g
+    apart = 2 * math.sqrt(bounds.lower * bounds.upper) * (2 * math.sinh(half / 2) ** 2 - math.expm1(below))
+    return -2 / order * math.log1p(-apart) if apart < 1 else 0.0
+
+
+def _log_cosh(x: float) -> float:
+    return math.log1p(2 * math.sinh(x / 2) ** 2) if x < 40 else x - math.log(2)
 
 
 def _largest(function: Callable[[float], float], low: float, high: float) -> float:
