@@ -1,6 +1,5 @@
 """Attack what a tap has recorded of a user's own Flower app; what clients trained on is only read to score it."""
 
-import math
 import statistics
 import time
 import warnings
@@ -20,6 +19,7 @@ from fedpriv.attacks.own_model import Criterion, attack_config, reconstruct
 from fedpriv.attacks.reconstruction import AttackJob, Reconstruction
 from fedpriv.attacks.referee import Truth, public_guesses, score, score_guesses
 from fedpriv.attacks.settings import known_attack
+from fedpriv.attacks.simulation import Mismatch
 from fedpriv.core.columns import ColumnSpec, worded
 from fedpriv.core.config import AdversaryConfig, parse_override
 from fedpriv.core.errors import InputError, some_of
@@ -49,7 +49,7 @@ from fedpriv.flower.folder import (
     read_truth,
 )
 from fedpriv.flower.inference import records_of
-from fedpriv.flower.learner import Learner, Replay, as_learned, learner_of, own_loss, replayed
+from fedpriv.flower.learner import Learner, as_learned, learner_of, own_loss, replayed, unrepeated
 from fedpriv.flower.uploads import revealed
 from fedpriv.flower.watch import MOST_IMAGES, OWN_LOSS
 from fedpriv.mechanisms import recorded_mechanism
@@ -144,7 +144,8 @@ class _TappedVictim:
     learner: Learner
     loss: Criterion
     about: Exchange
-    replay: Replay | None  # `None`: what the client trained on was not kept
+    doubt: Mismatch | None  # why a failure would show nothing; `None`: it counts, or what was trained on was not kept
+    longer: str  # what a replay says of the upload's length; empty: nothing
     judge: Truth | None
     line: LedgerLine | None  # of noise that is known
 
@@ -165,18 +166,18 @@ def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Seq
     learner = learner_of(network, about, loss)
     observation = as_learned(_as_of_one_rate(upload.observation, upload.exchange), learner, about)
     known = upload.known
-    replay = None
+    doubt, longer = None, ""
     if about.local:
-        kept = f"the client keeps {some_of(about.local, 4)}, which it trains as well"
-        replay = Replay(math.inf, 1.0, False, kept)
+        doubt = unrepeated(f"the client keeps {some_of(about.local, 4)}, which it trains as well")
     elif known is not None and known.batches and about.noise not in _WITHIN:
         names = dict(zip(upload.observation.parameters, observation.parameters, strict=True))
         after = {names[name]: value for name, value in known.after.items() if name in names}
-        replay = replayed(learner, observation, replace(known, after=after), about.task)
+        doubt, longer = replayed(learner, observation, replace(known, after=after), about.task)
     criterion = own_loss if about.task in OWN_LOSS else loss
     if about.task in ("one logit", "one probability"):
         criterion = torch.nn.functional.cross_entropy
-    return _TappedVictim(observation, learner, criterion, about, replay, _truth(upload, about, everything), upload.line)
+    judge = _truth(upload, about, everything)
+    return _TappedVictim(observation, learner, criterion, about, doubt, longer, judge, upload.line)
 
 
 def _as_seen(upload: _TappedUpload) -> Exchange:
@@ -245,9 +246,9 @@ class _Campaign:
         if seconds <= 0:
             self.refused.append(f"{what}: not run, time was up: --seconds gives more.")
             return
-        replay, attack = victim.replay, known_attack(name)
-        if replay is not None and not replay.is_right and attack.simulates and victim.line is None:
-            self.refused.append(f"{what}: not attacked: {replay.doubt}.")
+        doubt = victim.doubt
+        if doubt is not None and doubt.bars(known_attack(name)) and victim.line is None:
+            self.refused.append(f"{what}: {doubt.text}.")
             return
         self.progress.stage(what)
         try:
@@ -257,14 +258,14 @@ class _Campaign:
             return
         if victim.about.noise in _WITHIN:
             self.told.append(f"the noise of {victim.about.noise} is in the training, so that was not repeated")
-        self.told.extend([*victim.about.remarks, *remarks, *([replay.remark] if replay and replay.remark else [])])
+        self.told.extend([*victim.about.remarks, *remarks, *filter(None, [victim.longer])])
         self.attacked.add(victim.about.stem)
         self.pictures.append(_pictured(self.folder, victim, reconstruction, name))
         if victim.judge is None:
             return
         scores = _scored(victim, victim.judge, reconstruction, name)
-        if replay is not None and replay.doubt and not any(score.recovered for score in scores if score.chosen):
-            self.refused.append(f"{what}: it recovered nothing, and that shows nothing: {replay.doubt}.")
+        if doubt is not None and not any(score.recovered for score in scores if score.chosen):
+            self.refused.append(f"{what}: it recovered nothing, and that shows nothing: {doubt.reason}.")
             return
         self.scores.extend(scores)
 

@@ -8,7 +8,7 @@ an attack learns nothing.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,14 @@ from typing_extensions import override
 
 from fedpriv.attacks.observation import Observation, PublicSettings
 from fedpriv.attacks.own_model import named_vector
+from fedpriv.attacks.simulation import Mismatch
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.federated import example_losses
 from fedpriv.core.names import PAD
 from fedpriv.core.optimizers import make_optimizer
 from fedpriv.core.world import trained_parameters
 from fedpriv.data.tokenizers import next_targets
+from fedpriv.flower.arrays import norm
 from fedpriv.flower.folder import Exchange, TrainedOn
 from fedpriv.flower.watch import OWN_LOSS, Task
 from fedpriv.gradients import Vector
@@ -35,6 +37,12 @@ OFF = 0.02
 """Share of its length by which a replay may differ: far above rounding, far below another network or loss."""
 
 _ROUNDING = 2e-7  # of the parameters' length, for a small update of float32 numbers
+
+_ANOTHER = (
+    "the training that was watched is another than ours: from the same batches ours makes an upload that is off by "
+    "{:.0%} of its length (the app's own loss, another schedule, a proximal term, noise or clipping of another library)"
+)
+_DRAWS = "the network draws random numbers while it trains (such as dropout), which no attack knows"
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -108,45 +116,18 @@ def as_learned(observation: Observation, learner: Learner, exchange: Exchange) -
     )
 
 
-@dataclass(frozen=True)
-class Replay:
-    """How an upload differs from what our model of the training makes of the same batches."""
-
-    off: float  # share of its length
-    scale: float  # by which lengths differ
-    drew: bool  # whether the network drew random numbers
-    failure: str = ""  # why it could not be repeated
-
-    @property
-    def is_right(self) -> bool:
-        """Whether it is the same."""
-        return not self.failure and self.off <= OFF
-
-    @property
-    def doubt(self) -> str:
-        """Why a failure of an attack shows nothing; empty: it would."""
-        if self.failure:
-            return f"the training cannot be repeated: {self.failure}"
-        if not self.is_right:
-            return (
-                f"the training that was watched is another than ours: from the same batches ours makes an upload that "
-                f"is off by {self.off:.0%} of its length (the app's own loss, another schedule, a proximal term, "
-                "noise or clipping of another library)"
-            )
-        if self.drew:
-            return "the network draws random numbers while it trains (such as dropout), which no attack knows"
-        return ""
-
-    @property
-    def remark(self) -> str:
-        """What else it shows; empty: nothing."""
-        if not self.failure and self.off <= OFF and abs(self.scale - 1) > OFF:
-            return f"the upload has {self.scale:.2g} times the length of an unclipped one"
-        return ""
+def unrepeated(why: str) -> Mismatch:
+    """What a training that cannot be repeated says of attacks: a failure would show nothing."""
+    return Mismatch("wrong", f"the training cannot be repeated: {why}")
 
 
-def replayed(learner: Learner, observation: Observation, known: TrainedOn, task: Task | None) -> Replay:
-    """Repeat a training on its batches, and compare; see :class:`Replay`."""
+def replayed(
+    learner: Learner, observation: Observation, known: TrainedOn, task: Task | None
+) -> tuple[Mismatch | None, str]:
+    """Repeat a training on its batches: why an attack's failure would show nothing, if so, and how long the upload is.
+
+    Of an upload that has the length of ours the text is empty.
+    """
     before, wanted = observation.parameters, known.after or {}
     sent = observation.upload
     if wanted:
@@ -154,16 +135,17 @@ def replayed(learner: Learner, observation: Observation, known: TrainedOn, task:
     try:
         made, drew = _trained(learner, before, observation.settings, known, task)
     except Exception as error:  # noqa: BLE001 - whatever the app's own network raises becomes the reason
-        return Replay(math.inf, 1.0, False, reason_of(error))
+        return unrepeated(reason_of(error)), ""
     if (seen := recognised(sent)) is not None:  # in the app's own code
         made = seen.mechanism().expected({name: made[name] for name in sent})
     pairs = [(made[name].double().flatten(), value.double().flatten()) for name, value in sent.items()]
     ours, theirs = (torch.cat(values) for values in zip(*pairs, strict=True))
     scale = float((ours @ theirs) / (ours @ ours).clamp_min(1e-300))
-    rounding = _ROUNDING * math.sqrt(sum(float(value.double().square().sum()) for value in before.values()))
-    apart = max(0.0, float((scale * ours - theirs).norm()) - rounding)
-    length = float(theirs.norm())
-    return Replay(apart / length if length else 0.0, scale, drew)
+    off, length = max(0.0, float((scale * ours - theirs).norm()) - _ROUNDING * norm(before)), float(theirs.norm())
+    if length and not off <= OFF * length:
+        return Mismatch("wrong", _ANOTHER.format(off / length)), ""
+    longer = f"the upload has {scale:.2g} times the length of an unclipped one" if abs(scale - 1) > OFF else ""
+    return Mismatch("random", _DRAWS) if drew else None, longer
 
 
 def _trained(
