@@ -33,7 +33,7 @@ from fedpriv.core.records import Guarantee
 from fedpriv.data.sampling import Sampling
 from fedpriv.flower.arrays import SAME, Form, apart, moved, norm, parameters_of
 from fedpriv.flower.ledger import line_of
-from fedpriv.flower.watch import ReleasedUpdate, after_each
+from fedpriv.flower.watch import ReleasedUpdate, after_each, frames
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import until_the_end
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
@@ -246,7 +246,7 @@ class Noises:
     def stepped(self, optimizer: Optimizer) -> None:
         """Note a step, and the optimiser of Opacus around it."""
         self.drawn.stepped()
-        around = (frame.f_locals.get("self") for frame in _frames())
+        around = (frame.f_locals.get("self") for frame in frames())
         kinds = (each for each in around if getattr(each, "original_optimizer", None) is optimizer)
         private = next((each for each in kinds if hasattr(each, "noise_multiplier")), None)
         if private is None:
@@ -325,14 +325,7 @@ def is_changed(reply: Vector, held: Mapping[Form, Vector], form: Form) -> bool:
 
 def noising_outside() -> bool:
     """Whether a LocalDpMod is around this, which noises a reply after it has been seen here."""
-    return any(isinstance(frame.f_locals.get("self"), LocalMod) for frame in _frames())
-
-
-def _frames() -> Iterator[Any]:
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return any(isinstance(frame.f_locals.get("self"), LocalMod) for frame in frames())
 
 
 def half_doubt(values: Vector) -> str:

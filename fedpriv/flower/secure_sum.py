@@ -8,7 +8,6 @@ most, which delta has a part for.
 """
 
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.randomness import NoiseStream
 from fedpriv.core.records import LedgerLine
 from fedpriv.flower.arrays import Form, WrongAppError
+from fedpriv.flower.watch import frames
 from fedpriv.gradients import Vector
 from fedpriv.mechanisms.machinery.quantisation import noisy_levels
 from fedpriv.mechanisms.machinery.whole_numbers import flat, split
@@ -71,10 +71,8 @@ class Protocol:
 def protocol_of(context: Context) -> Protocol:
     """Return what SecAgg+ does with this reply; refuse where no ``secaggplus_mod`` masks it."""
     state: Mapping[str, Any] = context.state.config_records.get(_STATE, {})
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not secaggplus_mod.__code__:
-        frame = frame.f_back
-    if frame is None or "threshold" not in state:
+    masked = any(frame.f_code is secaggplus_mod.__code__ for frame in frames())
+    if not masked or "threshold" not in state:
         raise WrongAppError(
             "mechanism distributed: a reply alone has a share of the noise; it leaves under Flower's secure "
             "aggregation only: mods=[secaggplus_mod, privatise(__file__)], with SecAggPlusWorkflow at the server"

@@ -436,3 +436,11 @@ def after_each(owner: Any, name: str, told: Callable[..., None]) -> Iterator[Non
 
     with patch.object(owner, name, heard):
         yield
+
+
+def frames() -> Iterator[Any]:
+    """Yield the frames of Python that have called this, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -230,7 +230,9 @@ class ServerNotes:
     def _read(self, strategy: Any) -> None:
         """Read a strategy and those inside it; those that it keeps elsewhere are read when it calls them."""
         try:
-            found = chain_of(strategy)
+            found = [strategy]
+            while (inner := getattr(found[-1], "strategy", None)) is not None:
+                found.append(inner)
             self.layers += tuple(_layer(each) for each in found)
             self._known += found
         except InputError as error:
@@ -247,12 +249,13 @@ class ServerNotes:
         result = self._inside(method, strategy, number, replies, *rest)
         self._results[id(strategy)] = _of_server(result[0]) if result and result[0] else {}
         if _wraps(type(strategy)):
+            noise, doubt = self._added(strategy)
             self.rounds[-1] = replace(
                 self.rounds[-1],
                 clip_norm=clip_norm,
                 next_clip_norm=getattr(strategy, CLIPPING_NORM, None),
-                noise=self._noise(strategy),
-                doubt=self._doubt(strategy),
+                noise=noise,
+                doubt=doubt,
                 stated=_spent(strategy),
             )
         if not self._running:
@@ -266,32 +269,25 @@ class ServerNotes:
         finally:
             self._running.pop()
 
-    def _both(self, strategy: Any) -> tuple[Vector, Vector]:
-        """What a wrapper returned, and what the strategy inside it did."""
-        inner = self._results.get(id(getattr(strategy, "strategy", None)), {})
-        return self._results.get(id(strategy), {}), inner
+    def _added(self, strategy: Any) -> tuple[float | None, str]:
+        """Root mean square of what a wrapper adds to the result of the strategy inside it, and why that proves nothing.
 
-    def _doubt(self, strategy: Any) -> str:
-        """Why nothing is proven of the noise that a wrapper has added; empty: nothing is known against it."""
-        whole, inner = self._both(strategy)
+        Of the latter: empty, if nothing is known against it.
+        """
+        inner = self._results.get(id(getattr(strategy, "strategy", None)), {})
+        whole = self._results.get(id(strategy), {})
+        both = [name for name in inner if name in whole]
+        noises = [whole[name].double() - inner[name].double() for name in both if whole[name].is_floating_point()]
+        noise = float(torch.cat([each.flatten() for each in noises]).square().mean().sqrt()) if noises else None
         moved = [name for name in inner if name in self._before and not inner[name].equal(self._before[name])]
         # Of an array without dimensions numpy makes a number, whose product with the factor of clipping is dropped.
         wide = [name for name in moved if not inner[name].ndim]
-        bare = [name for name in moved if name in whole and whole[name].equal(inner[name])]
+        bare = [name for name in moved if name in both and whole[name].equal(inner[name])]
         if numpy_is_seeded():
-            return SEEDED.format("numpy")
+            return noise, SEEDED.format("numpy")
         if wide or bare:
-            return f"{wide[0]} has no dimensions, and is not clipped" if wide else f"{bare[0]} gets no noise"
-        return half_doubt(inner)
-
-    def _noise(self, strategy: Any) -> float | None:
-        """Root mean square of what a wrapper has added to the result of the strategy inside it."""
-        whole, inner = self._both(strategy)
-        both = [name for name in inner if name in whole and whole[name].is_floating_point()]
-        if not both:
-            return None
-        added = torch.cat([(whole[name].double() - inner[name].double()).flatten() for name in both])
-        return float(added.square().mean().sqrt())
+            return noise, f"{wide[0]} has no dimensions, and is not clipped" if wide else f"{bare[0]} gets no noise"
+        return noise, half_doubt(inner)
 
 
 @contextmanager
@@ -327,14 +323,6 @@ def _below(base: type[Any]) -> Iterator[type[Any]]:
     for kind in base.__subclasses__():
         yield kind
         yield from _below(kind)
-
-
-def chain_of(strategy: Any) -> list[Any]:
-    """Return a strategy and those that it wraps, outermost first."""
-    chain = [strategy]
-    while (inner := getattr(chain[-1], "strategy", None)) is not None:
-        chain.append(inner)
-    return chain
 
 
 def _layer(strategy: Any) -> StrategyLayer:
