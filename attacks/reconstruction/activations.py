@@ -1,7 +1,6 @@
 """Inputs of a convolution from the gradients of weights: in closed form, then of a single example by recursion."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,17 +24,15 @@ from fedpriv.gradients.calls import copied, until_the_end
 # hold zeros: with a stride of 1, the inputs and their sums alone fit. Inputs that a ReLU gave have many zeros and
 # nothing negative, which sums with weights of both signs have not: that tells the examples apart. With a larger stride
 # the inputs' shifts fit too. Which of their sums it was, the input of the next convolution tells, since normalisation
-# and bias change a channel by a factor and a summand, and ReLU leaves what is positive. All but the search for zeros
-# are eigenvectors, and a gap between eigenvalues proves that there is no other.
+# and bias change a channel by a factor and a summand, and ReLU leaves what is positive. All parts of an image of some
+# patches' size that fit are found from those of half the size, where two agree, as eigenvectors: no other fits.
 
 
 RANK = 1e-4  # of the least singular value of the patches: what is below comes from rounding
 FITS = 1e-4  # share of an input's patches that may lie outside their span
 APART = 1e-3  # the best of all sums explains so much better than the next
-VECTORS = 6  # of the inputs that fit, whose shifts span them all; of several examples two each and these
-MOST = 256  # positions of an example; the search is in a space of their square
-EXACT = 1e-9  # of these searches: what is found below starts from it
-BLOCKS = 300  # steps of a search for several vectors at once
+TOO_MANY = 4  # parts of images for each position: what is known of them is too little
+MOST = 256  # positions of an example
 TURNS, DRAWS = 20, 200  # of the search for zeros, and its starts in each
 SPARSER, NUMBERS = 30, 1000  # its steps, and how many numbers it looks at
 POWER = 0.5  # of absolute values, whose sum it makes small
@@ -66,7 +63,7 @@ class _Called:
 
     examples: int
     name: str
-    layer: nn.Conv2d
+    layer: Any
     given: torch.Size  # (C, H, W)
     made: torch.Size
     gradient: Tensor
@@ -118,8 +115,6 @@ def _calls(scene: Scene, victim: Victim) -> list[_Called]:
 
 def _inputs(call: _Called) -> Tensor | None:
     """The inputs (B, C, H, W) whose patches the gradient's rows span; with a stride, a basis of those that do."""
-    from scipy.sparse.linalg import LinearOperator, eigsh, lobpcg
-
     matrix, positions = call.gradient.flatten(1).cpu().double(), call.made[1:].numel()
     rank = call.examples * positions
     if not 1 < positions <= MOST or rank >= min(matrix.shape):
@@ -127,37 +122,53 @@ def _inputs(call: _Called) -> Tensor | None:
     _, values, rows = torch.linalg.svd(matrix, full_matrices=False)
     if values[rank] > RANK * values[rank - 1]:
         return None
-    span, patches = rows[:rank], _patches(call.layer)
-    ones = torch.ones(1, *call.given, dtype=torch.float64)
-    shared = F.fold(F.unfold(ones, **patches), call.given[1:], **patches).clamp(min=1)
-
-    def made(mixings: np.ndarray) -> Tensor:
-        """The images (K, C, H, W) of columns."""
-        mixed = torch.from_numpy(np.ascontiguousarray(mixings.T, dtype=np.float64)).view(-1, positions, rank)
-        return F.fold((mixed @ span).mT, call.given[1:], **patches) / shared
-
-    def nearest(mixings: np.ndarray) -> np.ndarray:
-        """The patches of an image are those that agree where they overlap."""
-        agreed: Tensor = (F.unfold(made(mixings), **patches).mT @ span.mT).flatten(1)
-        return np.asarray(agreed.mT).reshape(mixings.shape)
-
-    size, strided = positions * rank, max(call.layer.stride) > 1
-    operator = LinearOperator((size, size), matvec=nearest, matmat=nearest, dtype=np.float64)
-    draws = np.random.default_rng(0)
-    if call.examples == 1:
-        fits, mixings = eigsh(
-            operator, k=VECTORS if strided else 2, which="LA", v0=draws.standard_normal(size), tol=EXACT
-        )
-    else:
-        count = min(2 * call.examples + VECTORS, rank) if strided else call.examples + 1
-        with warnings.catch_warnings(action="ignore"):  # how far it came shows in what fits
-            fits, mixings = lobpcg(operator, draws.standard_normal((size, count)), tol=EXACT, maxiter=BLOCKS)
-    images = made(mixings[:, fits > 1 - FITS])
-    if strided:
-        return _shifts(images, call) if len(images) else None
+    images = _assembled(rows[:rank], call)
+    if images is None or max(call.layer.stride) > 1:
+        return images
     if len(images) != call.examples:
         return None
     return images if call.examples == 1 else _told_apart(images)
+
+
+def _assembled(span: Tensor, call: _Called) -> Tensor | None:
+    """An orthonormal basis (n, C, H, W) of the images whose patches are in a span, put together from larger parts."""
+    cut = {name: getattr(call.layer, name) for name in ("kernel_size", "dilation")}
+    sides = tuple(step * (size - 1) + 1 for size, step in zip(*cut.values(), strict=True))
+    parts = F.fold(span[:, :, None], sides, **cut)
+    times = F.fold(torch.ones_like(span[:1, : math.prod(call.layer.kernel_size), None]), sides, **cut)
+    reached = [1, 1]
+    for _ in range(sum(math.ceil(math.log2(count)) for count in call.made[1:])):
+        axis = min((0, 1), key=lambda axis: (reached[axis] == call.made[1:][axis], reached[axis]))
+        more = min(reached[axis], call.made[1:][axis] - reached[axis])
+        reached[axis] += more
+        parts, times = _joined(parts, times, 2 + axis, more * call.layer.stride[axis])
+        if not 0 < len(parts) < TOO_MANY * len(span):
+            return None
+    (top, left), (height, width) = call.layer.padding, parts.shape[2:]
+    inside = F.pad(parts, (-left, call.given[2] + left - width, -top, call.given[1] + top - height))
+    flat = inside.flatten(1)
+    beyond, mixings = torch.linalg.eigh(torch.eye(len(flat)).to(flat) - flat @ flat.mT)
+    fitting = mixings[:, beyond < FITS].mT @ flat
+    return fitting.unflatten(1, call.given) if len(fitting) else None
+
+
+def _joined(parts: Tensor, times: Tensor, axis: int, shift: int) -> tuple[Tensor, Tensor]:
+    """The images of two parts each, one beside the other, that agree where both have been: orthonormal."""
+    ahead, behind = ([shift, 0], [0, shift])
+    pads = [[0, 0, *way] if axis == 2 else way for way in (behind, ahead)]
+    counts = [F.pad(times, pad) for pad in pads]
+    total = counts[0] + counts[1]
+    both = (counts[0] > 0) & (counts[1] > 0)
+    first, second = (F.pad(parts, pad) for pad in pads)
+    shared = torch.cat([first[:, :, both[0, 0]], -second[:, :, both[0, 0]]]).flatten(1)
+    misfits, mixings = torch.linalg.eigh(shared @ shared.mT)
+    kept = mixings[:, misfits < FITS].mT
+    weights = [count / total.clamp(min=1) for count in counts]
+    made = kept[:, : len(parts)] @ (first * weights[0]).flatten(1)
+    made += kept[:, len(parts) :] @ (second * weights[1]).flatten(1)
+    squares, turned = torch.linalg.eigh(made @ made.mT)
+    made = (turned / squares.clamp(min=1e-30).sqrt()).mT @ made
+    return made.unflatten(1, first.shape[1:]), total
 
 
 def _told_apart(images: Tensor) -> Tensor | None:
@@ -197,20 +208,6 @@ def _least(basis: Tensor, weights: Tensor) -> Tensor:
     return torch.linalg.eigh((weights[:, None] * basis.mT) @ basis).eigenvectors[:, :, 0]
 
 
-def _shifts(images: Tensor, call: _Called) -> Tensor:
-    """An orthonormal basis of the images and their shifts by strides, one for each position of an example."""
-    (height, width), (down, across) = call.given[1:], call.layer.stride
-    shifted = torch.cat([
-        F.pad(images, (left, 0, top, 0))[:, :, :height, :width]
-        for top in range(0, height, down)
-        for left in range(0, width, across)
-    ]).flatten(1)  # fmt: skip
-    squares, mixings = torch.linalg.eigh(shifted @ shifted.mT)
-    kept = slice(-call.examples * call.made[1:].numel(), None)
-    basis = torch.linalg.qr(shifted.mT @ (mixings[:, kept] / squares[kept].sqrt())).Q
-    return basis.mT.unflatten(1, call.given)
-
-
 def _chosen(call: _Called, basis: Tensor, later: Sequence[_Called]) -> Tensor | None:
     """The sums (B, C, H, W) of a basis that the inputs of the next convolution go with."""
     following = next((other for other in later if other.given == call.made), None)
@@ -247,7 +244,8 @@ def _goes_with(found: Tensor, made: Tensor) -> Tensor | None:
 
 START = 20261130  # the seed of first guesses
 ROUNDS = 30  # of solving linear equations, at most
-SLOWER = 0.9  # of the misfit before: a round that leaves more is the last
+SLOWER, PATIENCE = 0.9, 2  # of the misfit so many rounds before: a round that leaves more is the last
+REMEMBERED = 5  # rounds whose changes tell the next
 RIDGE = 1e-2  # of the equations' mean square at the start; as the misfit falls, its square
 MOST_PLACES = 1024  # of a channel: its equations are solved at once
 NOISE = 1.5  # times the largest that is negative: what is above did pass a ReLU
@@ -256,6 +254,8 @@ LEAST = 4.0  # deviations that the largest noise has
 MET = 1e-4  # misfit of equations that tell everything
 ROUGH = 0.1  # misfit from which it is worth to go on
 CLOSE = 0.03  # misfit with which an input is of use still
+FARTHER, SECANTS = 0.01, 4  # change of a factor at first, and how often it is changed
+TELLING = 0.01  # share of the gradient that changes with a factor, at least, to tell it
 TOLD = 1e-12  # share of a bias's squared gradient that has to change with a factor to tell it
 REFINED, CONJUGATE = 3, 40  # steps of Gauss-Newton, and of conjugate gradients in each
 
@@ -273,15 +273,25 @@ class _Part:
 
     def _errors(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The derivative by what the convolution gives, and what the norm gives."""
-        given, pull, *_ = torch.func.vjp(self.norm, self.layer(inputs))
+        given, pull, *_ = torch.func.vjp(self.norm, nn.Conv2d.forward(self.layer, inputs))
         return pull(self.error)[0], given
 
-    def equations(self, inputs: Tensor) -> Tensor:
-        """How the kernels' gradient depends on the places of a channel: (kernels, places)."""
-        size = inputs.shape[2:]
-        units = torch.eye(size.numel(), dtype=inputs.dtype).view(-1, 1, *size)
-        patches, (errors, _) = F.unfold(units, **_patches(self.layer)), self._errors(inputs)
-        return torch.einsum("nkp,op->okn", patches, errors[0].flatten(1)).flatten(0, 1)
+    def equations(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The normal equations of a channel's places: products (places, places), and what is wanted (C, H, W)."""
+        (error,), size = self._errors(inputs)[0], inputs.shape[2:]
+        places = torch.arange(1, size.numel() + 1, dtype=inputs.dtype).view(1, 1, *size)
+        patches = F.unfold(places, **_patches(self.layer))[0].long()  # 0: beyond the border
+        between, products = error.flatten(1).mT @ error.flatten(1), inputs.new_zeros(2 * (1 + size.numel(),))
+        for reached in patches:
+            products[reached[:, None], reached] += between
+        made = error.flatten(1).mT @ self.gradient.flatten(1)
+        return products[1:, 1:], F.fold(made.mT, size, **_patches(self.layer))
+
+    def left(self, before: Tensor, inputs: Tensor) -> Tensor:
+        """What these inputs leave of the gradient, of derivatives with those before: of the gradient's shape."""
+        errors, _ = self._errors(before)
+        made = errors[0].flatten(1) @ F.unfold(inputs, **_patches(self.layer))[0].mT
+        return made.view_as(self.gradient) - self.gradient
 
     def misfits(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Of the gradient and of what the ReLU gives (or gets, where it lets that through), by their lengths."""
@@ -300,6 +310,7 @@ class _Run:
     made: dict[str, tuple[nn.Module, Tensor, int]] = field(default_factory=dict)
     relus: list[tuple[str, Tensor]] = field(default_factory=list)  # the last bias before each, and what it got
     sources: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)  # by ids: who made a tensor, and itself
+    direct: list[bool] = field(default_factory=list)  # whether each got what a norm gave, with nothing added
     bias: str = ""
 
 
@@ -309,11 +320,14 @@ class _Replay:
     def __init__(self, scene: Scene, victim: Victim, labels: Tensor) -> None:
         self.model = copied(scene.network.model).cpu().double()
         self.model.load_state_dict(dict(victim.parameters), strict=False)
-        for layer in self.model.modules():
+        for name, layer in self.model.named_modules():
             if isinstance(layer, nn.ReLU):
                 layer.inplace = False
+            if _is_plain(layer):
+                layer.forward = partial(self._convolved, name, layer)
         self.gradient = {name: value.cpu().double() for name, value in victim.gradient.items()}
         self.known: dict[int, Tensor] = {}
+        self._after: dict[str, int] = {}  # convolution -> the number of the next ReLU
         self._losses, self._shape = scene.network.losses, scene.shape
         self._one_hot = F.one_hot(labels.cpu(), scene.classes).double()
 
@@ -325,7 +339,17 @@ class _Replay:
         ]
         with until_the_end([layer.register_forward_hook(partial(self._see, run, name)) for name, layer in layers]):
             logits = self.model(torch.zeros(1, *self._shape, dtype=torch.float64, requires_grad=True))
+        self._after = {name: after for name, (_, _, after) in run.made.items()}
         return run, self._losses(logits, self._one_hot).mean()
+
+    def _convolved(self, name: str, layer: nn.Conv2d, inputs: Tensor) -> Tensor:
+        """What a convolution gives; zeros where a ReLU behind it is known, so that it makes no difference."""
+        if self._after.get(name, 0) <= min(self.known, default=math.inf):
+            size = F.conv2d(
+                inputs.to("meta"), layer.weight.to("meta"), None, layer.stride, layer.padding, layer.dilation
+            )
+            return inputs.new_zeros(size.shape, requires_grad=True)
+        return nn.Conv2d.forward(layer, inputs)
 
     def _see(self, run: _Run, name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Note a layer's call, and have a ReLU give what is known of it; its derivative follows that."""
@@ -336,6 +360,7 @@ class _Replay:
         if isinstance(layer, nn.ReLU):
             made = len(run.relus)
             run.relus.append((run.bias, inputs[0]))
+            run.direct.append(id(inputs[0]) in run.sources and inputs[0]._version == 0)
             if made in self.known:
                 value = self.known[made]
                 output = value + (inputs[0] - inputs[0].detach()) * (value > 0)
@@ -367,6 +392,21 @@ class _Replay:
             values = values * told / float((self.gradient[name] - staying) @ falling)
         self.known[number] = values
 
+    def scale(self, number: int, output: str) -> None:
+        """Go on to the factor that fits the last layer's gradient, which does not jump where a ReLU behind does."""
+        values, weight = self.known[number], self.model.get_parameter(f"{output}.weight").requires_grad_()
+        wanted, factors = self.gradient[f"{output}.weight"], [1 + FARTHER, 1.0]
+        misfits: list[Tensor] = []
+        for _ in range(SECANTS):
+            for factor in factors[len(misfits) :]:
+                self.known[number] = factor * values
+                misfits.append(torch.autograd.grad(self.run()[1], weight)[0] - wanted)
+            slope = (misfits[-1] - misfits[-2]) / (factors[-1] - factors[-2])
+            if not slope.norm() > TELLING * wanted.norm():
+                break
+            factors.append(factors[-1] - float((misfits[-1] * slope).sum() / slope.square().sum()))
+        self.known[number] = factors[len(misfits) - 1] * values
+
     def parts(self, number: int) -> list[_Part]:
         """The convolutions that get what a ReLU gives."""
         run, loss = self.run()
@@ -384,8 +424,11 @@ class _Replay:
         ]  # fmt: skip
 
 
-def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor) -> Activation:
-    """Return what the first convolution got of a single example, if that follows from what a later one got."""
+def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor, output: str) -> Activation:
+    """Return what the first convolution got of a single example, if that follows from what a later one got.
+
+    ``output`` names the last layer.
+    """
     if len(found.values) > 1:
         return found
     replay = _Replay(scene, victim, labels)
@@ -395,7 +438,7 @@ def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor) ->
     base, values = run.fed[found.layer], found.values * found.values.sum().sign()
     values = values / values.square().mean().sqrt()
     replay.know(base, _passed(values, -values.min() / LEAST, NOISE))
-    replay.know(base, replay.known[base])  # norms' epsilon counts
+    replay.scale(base, output)
     run, _ = replay.run()
     for number in reversed(range(base + 1, len(run.relus))):
         # Behind the base all is computed; what is read there has less of rounding, so that no ReLU is mistaken.
@@ -403,9 +446,9 @@ def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor) ->
         read = _solved(replay.parts(number), computed.shape, torch.where(computed > 0, NOISE, SURE), refines=False)
         if read is not None:
             replay.known[number] = read * (read * computed).sum() / read.square().sum()
-    for number in reversed(range(base + 1)):
-        noise = torch.where(replay.known[base] > 0, NOISE, SURE) if number == base else NOISE
-        read = _solved(replay.parts(number), run.relus[number][1].shape, noise, refines=True)
+    for number in reversed(range(base)):
+        parts = replay.parts(number)
+        read = _solved(parts, run.relus[number][1].shape, NOISE, refines=len(parts) > 1 or run.direct[number + 1])
         if read is None:
             break
         replay.know(number, read)
@@ -419,23 +462,38 @@ def _solved(parts: Sequence[_Part], shape: torch.Size, noise: Tensor | float, *,
     places = shape[2:].numel()
     if not places <= min(sum(part.gradient[:, 0].numel() for part in parts), MOST_PLACES):
         return None
-    wanted = torch.cat([part.gradient.flatten(2).mT.flatten(0, 1) for part in parts])
+    size = torch.stack([part.gradient.norm() for part in parts]).norm()
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(START), dtype=torch.float64)
-    misfit = math.inf
+    misfits = [math.inf] * PATIENCE
+    solutions: list[Tensor] = []
+    changes: list[Tensor] = []
     for _ in range(ROUNDS):
-        matrix = torch.cat([part.equations(inputs.relu()) for part in parts])
-        squares = matrix.mT @ matrix
-        squares.diagonal().add_(min(RIDGE, misfit**2) * squares.diagonal().mean())
+        equations = zip(*(part.equations(inputs.relu()) for part in parts), strict=True)
+        squares, wanted = (torch.stack(each).sum(dim=0) for each in equations)
+        squares.diagonal().add_(min(RIDGE, misfits[-1] ** 2) * squares.diagonal().mean())
         root = torch.linalg.cholesky_ex(squares).L
-        flat = torch.cholesky_solve(matrix.mT @ wanted, root)
-        inputs, left = flat.mT.reshape(shape), matrix @ flat - wanted
-        before, misfit = misfit, float(left.norm() / wanted.norm())
-        if not misfit < SLOWER * before:
+        solved = torch.cholesky_solve(wanted.flatten(1).mT, root).mT.reshape(shape)
+        left = [part.left(inputs.relu(), solved) for part in parts]
+        misfits.append(float(torch.stack([each.norm() for each in left]).norm() / size))
+        solutions, changes = [*solutions[-REMEMBERED:], solved], [*changes[-REMEMBERED:], solved - inputs]
+        if not misfits[-1] < SLOWER * misfits[-1 - PATIENCE]:
             break
-    if misfit < MET:
-        deviations = torch.cholesky_inverse(root).diagonal().sqrt() * left.square().mean(dim=0).sqrt()[:, None]
-        return _passed(inputs, deviations.view(shape).clamp(min=1e-30), noise)
-    return _refined(parts, inputs.relu()) if refines and misfit < ROUGH else None
+        inputs = _extrapolated(solutions, changes)
+    if misfits[-1] < MET:
+        kinds = torch.cat([each.transpose(0, 1).flatten(1) for each in left], dim=1).square().mean(dim=1).sqrt()
+        deviations = kinds[:, None] * torch.cholesky_inverse(root).diagonal().sqrt()
+        return _passed(solved, deviations.view(shape).clamp(min=1e-30), noise)
+    return _refined(parts, solved.relu()) if refines and misfits[-1] < ROUGH else None
+
+
+def _extrapolated(solutions: Sequence[Tensor], changes: Sequence[Tensor]) -> Tensor:
+    """Where the changes would end, as far as sums of the last ones tell (Anderson)."""
+    if len(changes) == 1:
+        return solutions[-1]
+    turns = torch.stack([(changes[-1] - each).flatten() for each in changes[:-1]], dim=1)
+    weights = torch.linalg.lstsq(turns, changes[-1].view(-1, 1)).solution
+    moves = torch.stack([(solutions[-1] - each).flatten() for each in solutions[:-1]], dim=1)
+    return solutions[-1] - (moves @ weights).view_as(solutions[-1])
 
 
 def _passed(values: Tensor, deviations: Tensor, noise: Tensor | float) -> Tensor:
@@ -462,8 +520,8 @@ def _refined(parts: Sequence[_Part], inputs: Tensor) -> Tensor | None:
     size = (inputs.numel(),) * 2
     for _ in range(REFINED):
         left, pull, *_ = torch.func.vjp(misfits, inputs)
-        matrix = torch.cat([part.equations(inputs) / part.gradient.norm() for part in parts])
-        nearly = matrix.mT @ matrix
+        products = [part.equations(inputs)[0] / part.gradient.square().sum() for part in parts]
+        nearly = torch.stack(products).sum(dim=0)
         for part in parts:
             nearly.diagonal().add_(
                 torch.func.jvp(part.misfits, (inputs,), (probe,))[1][1].square().sum() / probe.numel()

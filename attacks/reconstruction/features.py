@@ -168,7 +168,7 @@ def read_feature_starts(scene: Scene, victims: Sequence[Victim], iterations: int
 def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -> Start:
     inner = read_activation(scene, victim)
     if inner is not None:
-        inner = deepened(scene, victim, inner, features.labels)
+        inner = deepened(scene, victim, inner, features.labels, features.layer)
     wanted = (features.values if inner is None else inner.values.flatten(1)).to(scene.mean)
     layer = features.layer if inner is None else inner.layer
     count = len(wanted)

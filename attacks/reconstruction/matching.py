@@ -306,8 +306,9 @@ def chunks(
     """Cut rows of images (C, H, W) into consecutive ranges that fit into memory."""
     if not rows:
         return
+    alone = len(rows) == rows[0].model.examples == 1  # in one piece, whatever it takes: a guess is enough
     each = max(
-        len(victim.uploads) * row_bytes(network, victim, shape, classes, written=written)
+        len(victim.uploads) * row_bytes(network, victim, shape, classes, written=written, tried=not alone)
         for victim in {(victim.model, len(victim.uploads)): victim for victim in rows}.values()
     )
     whole = _device_bytes(network.device)
@@ -339,15 +340,21 @@ def compared(
 
 
 def row_bytes(
-    network: Network, victim: Victim, shape: tuple[int, int, int], classes: int, *, written: bool = False
+    network: Network,
+    victim: Victim,
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    written: bool = False,
+    tried: bool = True,
 ) -> int:
-    """Return about how much memory one row takes, measured on a blank one where the ghost route is open."""
+    """Return about how much memory one row takes, measured on a blank one where the ghost route, tried, is open."""
     model = victim.model
     units = model.examples if model.needs_examples else 1
     number = torch.finfo(network.dtype).bits // 8
     measured = min(model.examples, MEASURED)
     images = torch.zeros(1, measured, *shape, dtype=network.dtype, device=network.device)
-    ghost = not ghost_obstacle(network, images.shape[2:], classes)
+    ghost = tried and not ghost_obstacle(network, images.shape[2:], classes)
     if model.training is not None:
         # Each step's gradients are kept, and the parameters after it.
         units = model.training.clients * (model.training.batch_size if model.protects_examples else 1)

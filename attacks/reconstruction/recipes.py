@@ -45,6 +45,7 @@ from fedpriv.gradients.operator import wide
 MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
 AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch
 SMOOTHED = 0.1  # deviation of the noise for which a trained prior is asked, on the [0, 1] scale
+FEW_STEPS = 30  # take as long as the trial which routes are open
 TILE = 4  # pixels along a side of the square that a patterned start repeats
 
 
@@ -196,7 +197,13 @@ class MatchProblem:
         self._scene = scene
         self._dtype = torch.float64 if precise else scene.mean.dtype
         self._victims = rows
-        self._matcher = Matcher(scene.network, rows, OBJECTIVES[recipe.objective], "float64" if precise else None)
+        self._matcher = Matcher(
+            scene.network,
+            rows,
+            OBJECTIVES[recipe.objective],
+            "float64" if precise else None,
+            often=config.iterations > FEW_STEPS,
+        )
         self._coordinates: Coordinates | Relaxation | None = None
         if recipe.variables == "relaxed":
             self._coordinates = relaxation_of(scene)

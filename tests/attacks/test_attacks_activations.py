@@ -64,7 +64,7 @@ def test_from_what_one_convolution_got_follows_what_earlier_ones_got(channels: i
     (victim,) = prepare_victims([heard], scene.network.names, scene.network.device)
     begin = read_activation(scene, victim)
     assert begin is not None and begin.layer == "5.conv1"
-    found = deepened(scene, victim, begin, labels[[3]])
+    found = deepened(scene, victim, begin, labels[[3]], "7")
     assert found.layer == "3.conv1"
     truth = model[:3](normalise(images[[3]])).detach()
     cosine = float(F.cosine_similarity(found.values.flatten(), truth.flatten(), dim=0))

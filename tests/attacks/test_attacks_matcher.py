@@ -336,6 +336,15 @@ def test_what_fits_in_no_chunk_is_refused_in_one_line(monkeypatch: pytest.Monkey
         list(chunks(network, victims, (1, 8, 8), 10))
 
 
+def test_a_single_image_is_one_chunk_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 224 pixels the trial takes longer than many steps."""
+    model = lenet()
+    network = Network(model)
+    victims = prepare_victims(observe_digits(model, 1)[0], network.names, network.device)
+    monkeypatch.setattr(matching, "ghost_obstacle", lambda *_: pytest.fail("tried"))
+    assert list(chunks(network, victims[:1], (1, 8, 8), 10)) == [range(1)]
+
+
 def test_oracle_of_the_helper() -> None:
     """The helper's per-example gradients average to the batch's gradient."""
     model = lenet().double()
