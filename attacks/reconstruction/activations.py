@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.scene import Scene, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied, until_the_end
@@ -447,6 +447,8 @@ def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor, ou
         if read is not None:
             replay.known[number] = read * (read * computed).sum() / read.square().sum()
     for number in reversed(range(base)):
+        if time_is_up():
+            break
         parts = replay.parts(number)
         read = _solved(parts, run.relus[number][1].shape, NOISE, refines=len(parts) > 1 or run.direct[number + 1])
         if read is None:

@@ -23,7 +23,7 @@ from fedpriv.attacks.reconstruction.labels import find_output_layer, read_labels
 from fedpriv.attacks.reconstruction.lbfgs import differentiable, minimise
 from fedpriv.attacks.reconstruction.matching import opponent_variation
 from fedpriv.attacks.reconstruction.results import AttackRefused
-from fedpriv.attacks.reconstruction.scene import Scene, Start
+from fedpriv.attacks.reconstruction.scene import Scene, Start, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.reconstruction.variables import SIDE, coordinates_of
 from fedpriv.gradients import Vector
@@ -166,6 +166,8 @@ def read_feature_starts(scene: Scene, victims: Sequence[Victim], iterations: int
 
 
 def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -> Start:
+    if time_is_up():
+        return Start(torch.zeros(len(features.labels), *scene.shape).to(scene.mean), features.labels)
     inner = read_activation(scene, victim)
     if inner is not None:
         inner = deepened(scene, victim, inner, features.labels, features.layer)
@@ -232,7 +234,7 @@ Distances = Callable[[Tensor, Tensor | slice], Tensor]
 
 
 def _coarse(scene: Scene, begin: Tensor, distances: Distances, iterations: int, one_length: bool) -> Tensor:
-    """Images (B, C, H, W) by L-BFGS in coordinates."""
+    """Images (B, C, H, W) by L-BFGS in coordinates, until time is up, but some steps at least."""
     coordinates = coordinates_of(scene.shape).to(scene.mean)
 
     def images_at(points: Tensor) -> Tensor:
@@ -242,16 +244,21 @@ def _coarse(scene: Scene, begin: Tensor, distances: Distances, iterations: int, 
     def losses(points: Tensor, index: Tensor) -> Tensor:
         return distances(images_at(points), index) + PRIOR * points.square().mean(dim=1)
 
-    return images_at(minimise(differentiable(losses), begin.flatten(1), iterations).points)
+    def going_on(done: int, _: Tensor) -> bool:
+        return done < 2 * COARSE or not time_is_up()
+
+    return images_at(minimise(differentiable(losses), begin.flatten(1), iterations, going_on).points)
 
 
 def _sharpened(scene: Scene, start: Tensor, distances: Distances, iterations: int, rate: float = RATE) -> Tensor:
-    """Go on from images (B, C, H, W), by signed Adam."""
+    """Go on from images (B, C, H, W), by signed Adam, until time is up."""
     images = start.clone()
     adam = torch.optim.Adam([images], lr=rate, betas=MOMENTS)
     # Photographs look the same at all scales: in a larger one neighbours are more alike.
     most, least = (weight * (images.shape[2] / SIDE) ** ALIKE for weight in VARIATION)
     for step in range(iterations):
+        if time_is_up():
+            break
         left = 1 - step / iterations
         leaf = images.detach().requires_grad_()
         with torch.enable_grad():

@@ -13,7 +13,7 @@ from fedpriv.attacks.methods.iga import IgaFastSettings, IgaModernSettings, IgaS
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, features, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import Features, read_feature_starts, read_features
-from fedpriv.attacks.reconstruction.scene import Scene
+from fedpriv.attacks.reconstruction.scene import Scene, limited_to
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.models.convnets import ConvnetSettings
 from fedpriv.models.machinery.build import build_model
@@ -83,6 +83,15 @@ def test_images_are_found_one_by_one(config: Any) -> None:
     guess = (images[800:].mean(dim=0) - images[DISTINCT]).square().mean()
     assert float(apart[mine, theirs].mean()) < float(guess) / 5
     assert found.labels.tolist() == labels[DISTINCT][theirs].tolist()
+
+
+def test_without_time_left_images_are_the_public_mean() -> None:
+    """Noise would be farther from any image."""
+    with limited_to(0.0):
+        scene, victim = prepared(convnet(), DISTINCT)
+        (start,) = read_feature_starts(scene, [victim])
+    assert not start.images.any()
+    assert start.labels is not None and start.labels.tolist() == DISTINCT
 
 
 @pytest.mark.parametrize("side", [features.SIDE, 4])
