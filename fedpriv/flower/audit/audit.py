@@ -2,10 +2,10 @@
 
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,43 +155,41 @@ NOISING = ("LocalDpMod", "privatise")
 _COUNTS = ("example", "sample", "norm_bit")  # of the data, even where they are the same in all answers
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Row:
-    """All of one key, over all answers."""
+    """One key in one answer."""
 
     kind: str
-    cover: str = ""
-    verdict: str = ""
-    why: str = ""
-    answers: int = 0
-    values: set[str] = field(default_factory=set)
+    cover: str
+    verdict: str
+    why: str
 
 
 def leaving(answers: Sequence[Answer], weights: Collection[str] = ()) -> tuple[Leaving, ...]:
     """Return a line for each record of arrays, and for each key of metrics and configs; ``weights`` are counts."""
-    rows: dict[tuple[str, str], _Row] = {}
+    rows: dict[tuple[str, str], list[tuple[_Row, str]]] = defaultdict(list)
     for answer in answers:
         kind = f"{answer.type}, {answer.stage}" if answer.stage else answer.type
         for name, row, value in _rows(answer, weights):
-            kept = rows.setdefault((kind, name), row)
-            kept.answers += 1
-            kept.values.add(value)
-            if row.verdict == "uncovered" and kept.verdict == "covered":  # one answer without noise is enough
-                kept.cover, kept.verdict, kept.why = row.cover, row.verdict, row.why
-    found = []
-    for (kind, name), row in rows.items():
-        verdict, why = row.verdict, row.why
-        if verdict == "uncovered" and row.answers > 1 and len(row.values - {""}) == 1:
-            value = next(iter(row.values))
-            same = f"{value} in all answers"
-            if _is_count(name.rpartition(".")[2], weights):
-                why = f"{same}; {why}"
-            elif row.kind == "a number" and not name.endswith("res.status.code"):  # few clients may agree by chance
-                why = f"{same}; it may be computed from data"
-            else:
-                verdict, why = "constant", same
-        found.append(Leaving(kind, name, row.kind, row.answers, row.cover, verdict, why))
-    return tuple(found)
+            rows[kind, name].append((row, value))
+    return tuple(_over_all(kind, name, seen, weights) for (kind, name), seen in rows.items())
+
+
+def _over_all(kind: str, name: str, seen: Sequence[tuple[_Row, str]], weights: Collection[str]) -> Leaving:
+    """What is said of a key in all answers: one without noise is enough, and what never changes tells nothing."""
+    first, values = seen[0][0], {value for _, value in seen} - {""}
+    bare = next((row for row, _ in seen if row.verdict == "uncovered"), first)
+    row = bare if first.verdict == "covered" else first
+    verdict, why = row.verdict, row.why
+    if verdict == "uncovered" and len(seen) > 1 and len(values) == 1:
+        same = f"{values.pop()} in all answers"
+        if _is_count(name.rpartition(".")[2], weights):
+            why = f"{same}; {why}"
+        elif first.kind == "a number" and not name.endswith("res.status.code"):  # few clients may agree by chance
+            why = f"{same}; it may be computed from data"
+        else:
+            verdict, why = "constant", same
+    return Leaving(kind, name, first.kind, len(seen), row.cover, verdict, why)
 
 
 def _rows(answer: Answer, weights: Collection[str]) -> Iterator[tuple[str, _Row, str]]:
