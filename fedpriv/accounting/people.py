@@ -31,8 +31,8 @@ _GROUP = "the person's records at a client are one group"
 _COMPOSED = "clients composed, who are independent given what they were sent"
 _ADDED = "pure epsilon of one record, added over the person's records and over clients"
 _KINDS = "releases of several kinds"
-_NORMAL = (
-    "Gaussian mechanism, all as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly (Balle and "
+NORMAL = (
+    "Gaussian mechanism, {} as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly (Balle and "
     "Wang 2018, Thm 8); no amplification used"
 )
 _CHAIN = "Vadhan 2017, Lemma 2.2"
@@ -111,7 +111,7 @@ def together(releases: Sequence[Release]) -> Guarantee:
     runs = [proof.whole_run() for proof in proofs]
     composed = _composed(runs, delta) if all(runs) else None
     mu = _normal_distance([part for run in runs for order in run[:1] for part in order])
-    how = "; ".join(dict.fromkeys(proof.run_theorem for proof in proofs)) if mu is None else _NORMAL.format(mu)
+    how = "; ".join(dict.fromkeys(proof.run_theorem for proof in proofs)) if mu is None else NORMAL.format("all", mu)
     pure = Claim(sum(proof.pure().epsilon for proof in proofs), proofs[0].pure().theorem)
     claims = [pure, *([] if composed is None else [Claim(composed, f"{_KINDS}: {how}")])]
     if mu is None:  # else the composition is exact

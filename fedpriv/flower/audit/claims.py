@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from fedpriv.accounting.people import NORMAL
 from fedpriv.core.numbers import several
 from fedpriv.core.reading import read_file
 from fedpriv.core.records import Guarantee, LedgerLine, shown_epsilon
@@ -16,9 +17,8 @@ from fedpriv.flower.noise import DELTA, NO_NOISE, Noise, Stated, observed_noise,
 SERVER, READERS = "the server and all who read uploads", "who reads the models that the server sends"
 _UPDATE = "replace-one-update: this client's whole update is replaced by any other"
 _WEIGHED = "zero-out: this client's update becomes zero, and its weight stays"
-_MEANS = (
-    "Gaussian mechanism, {} as one of mu = {:.4g} (Dong, Roth and Su 2022, Cor. 3.3), converted exactly "
-    "(Balle and Wang 2018, Thm 8); no amplification used"
+_TWICE = (
+    "where a client leaves, or another takes its place, the mean moves by up to twice that: epsilon is then at most {}"
 )
 _ASKS_NONE = "nothing: the app asks no engine"
 _SEES_ALL = "against the server nothing is proven: it sees each update as it was sent"
@@ -202,42 +202,45 @@ def _wrapper(
     worst = max(distances, key=lambda client: math.hypot(*distances[client]), default=None)
     unproven = _unproven(layer, layers[-1], rounds) or ("" if distances else "nothing was aggregated")
     own, outside = distances[worst] if worst is not None else [1.0], layers[: layers.index(layer)]
-    found, multiplier = _of_means(layer, own, delta, unproven), _multiplier(layer)
-    if stated is None:
-        equal = [1 / multiplier if multiplier else math.inf] * len(rounds)
-        claimed = _size(_of_means(layer, equal, delta)) if equal else math.inf
-    else:
-        claimed = stated.epsilon
-    said = f"epsilon {shown_epsilon(claimed) if math.isfinite(claimed) else 'infinite'}"
-    if stated is None:
-        said = f"noise multiplier {multiplier:.4g}, for equal weights; as such {said} at delta {delta:g}"
-    else:
-        said = f"{said}, delta {delta:g} after {several(stated.releases, 'release')} ({stated.relation})"
+    found, twice = (_of_means(layer, own, delta, unproven, kind) for kind in ("zero-out", "replace-one"))
+    claimed, says = _claimed(layer, stated, rounds, delta)
     proves, count = found.epsilon is not None, several(len(own), "release")
     return Claim(
         what=layer.name,
-        says=said,
+        says=says,
         against=READERS,
         adjacency=_WEIGHED,
         once=_of_means(layer, [max(own)], delta).epsilon if proves else None,
         epsilon=found.epsilon,
         delta=delta,
         releases=len(own) if proves else len(rounds),
-        theorem=_MEANS.format(count, math.hypot(*own)) if proves else f"none: {unproven or NO_NOISE}",
+        theorem=NORMAL.format(count, math.hypot(*own)) if proves else f"none: {unproven or NO_NOISE}",
         notes=(
             *(_weight_notes(layer, rounds, shares, worst) if layers[-1].averages else ()),
             *_norm_notes(layer, rounds),
-            *(_replaced(_of_means(layer, own, delta, adjacency="replace-one")) if proves else ()),
+            *([_TWICE.format(shown_epsilon(_size(twice)))] if proves else ()),
             "aggregated metrics are not covered",
-            *(
-                ["against the server nothing is proven: it sees each update as it was sent"]
-                if "ServerSide" in layer.wraps
-                else ()
-            ),
+            *([_SEES_ALL] if "ServerSide" in layer.wraps else ()),
             *(f"{each.name} is around it; what it does to replies is not known here" for each in outside),
         ),
         falls_short=math.isfinite(claimed) and _size(found) > claimed * _SLACK,
     )
+
+
+def _claimed(layer: StrategyLayer, stated: Stated | None, rounds: Sequence[Round], delta: float) -> tuple[float, str]:
+    """The epsilon that a wrapper's accountant states, or that its multiplier is for equal weights; and in words."""
+    if stated is not None:
+        after = f"after {several(stated.releases, 'release')} ({stated.relation})"
+        return stated.epsilon, f"epsilon {_shown(stated.epsilon)}, delta {delta:g} {after}"
+    multiplier = _multiplier(layer)
+    equal = [1 / multiplier if multiplier else math.inf] * len(rounds)
+    claimed = _size(_of_means(layer, equal, delta)) if rounds else math.inf
+    as_such = f"for equal weights; as such epsilon {_shown(claimed)} at delta {delta:g}"
+    return claimed, f"noise multiplier {multiplier:.4g}, {as_such}"
+
+
+def _shown(epsilon: float) -> str:
+    return shown_epsilon(epsilon) if math.isfinite(epsilon) else "infinite"
 
 
 def _of_means(
@@ -329,14 +332,6 @@ def _norm_notes(layer: StrategyLayer, rounds: Sequence[Round]) -> Iterator[str]:
             f"the clipping norm shrinks although more than {quantile:.0%} of the updates reach it: it moves "
             "away from its target"
         )
-
-
-def _replaced(twice: Guarantee) -> Iterator[str]:
-    """The figure where a client leaves or is replaced, and not its update alone becomes zero."""
-    yield (
-        "where a client leaves, or another takes its place, the mean moves by up to twice that: epsilon is then at "
-        f"most {shown_epsilon(_size(twice))}"
-    )
 
 
 def _clipped(each: Round) -> float:
