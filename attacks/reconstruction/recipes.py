@@ -278,18 +278,20 @@ class MatchProblem:
         return torch.cat([torch.func.vmap(along)(part) for part in places.split(AT_ONCE_ALONG)])
 
     def linearised(self, row: int, variables: Tensor, logits: Tensor) -> "_Linearised":
-        """The update of one row near its variables (B, C, H, W)."""
-        matcher = self._matcher.select(torch.tensor([row]))
+        """The update of one row near its variables (B, C, H, W): its derivatives in float32."""
         labels = self.labels.select(torch.tensor([row])).probabilities(logits[None])
         leaf = variables.detach().requires_grad_()
+        with torch.no_grad():
+            (exact,) = self._matcher.select(torch.tensor([row])).updates(self.images(leaf[None]), labels)
+        matcher = Matcher(self._scene.network, self._victims[row : row + 1], squared_distance, "float32")
         with torch.enable_grad():
             (update,) = matcher.updates(self.images(leaf[None]), labels)
             sent = torch.cat([value.flatten() for value in update.values()])
             dual = torch.zeros_like(sent).requires_grad_()
             (pulled,) = torch.autograd.grad(sent, leaf, dual, create_graph=True)
         gradient = self._victims[row].gradient
-        heard = torch.cat([gradient[name].flatten() for name in update]).to(sent)
-        return _Linearised(leaf, sent, dual, pulled, heard - sent.detach())
+        rest = torch.cat([(gradient[name] - value).flatten() for name, value in exact.items()])
+        return _Linearised(leaf, sent, dual, pulled, rest.to(sent))
 
     def images(self, variables: Tensor) -> Tensor:
         """Map variables to normalised images, both (N, B, C, H, W)."""
@@ -396,7 +398,7 @@ HEAVIEST, LIGHTEST = 1e-5, 1e-8  # weights of the variation, where the mismatch 
 LIGHTER = 0.1  # times the weight of the step before
 FIRST = 5  # the share of the steps that L-BFGS takes, one in so many
 STEPS = 10  # that one of Gauss-Newton counts as
-PRODUCTS = 60  # of conjugate gradients in it
+PRODUCTS = 60  # of conjugate gradients in it; half as many while restarts are compared
 FLAT = 0.1  # of the mean length of differences: below it they are no edges
 LEVEL = 0.01  # weight of the variables' squares, next to the variation, which does not feel their level
 HALVINGS = 8  # of a step that leads up
@@ -423,13 +425,14 @@ def _by_curvature(
     values, running = minimum.values, [numbers for _, numbers in by_victim(rows)]
     for turn in range(rounds):
         weight = LIGHTEST if turn + 1 == rounds else max(LIGHTEST, HEAVIEST * LIGHTER**turn)
-        for row in (row for members in running for row in members):
-            if row not in known:
+        for number, row in ((number, row) for number, members in enumerate(running) for row in members):
+            if number not in known:  # of a victim's restarts the first's will do
                 along = problem.jacobian(row, variables[row], logits[row], places)
-                known[row] = wide(along @ along.mT) / sizes[row]
+                known[number] = wide(along @ along.mT) / sizes[row]
+            products = PRODUCTS if len(running[number]) == 1 else PRODUCTS // 2
             near = problem.linearised(row, variables[row], logits[row])
             variation = _Variation.at(problem, variables[row], weight)
-            change = _solved(near, variation, float(sizes[row]), places, known[row])
+            change = _solved(near, variation, float(sizes[row]), places, known[number], products)
             variables[row] = _downhill(problem, row, variables[row], change, logits[row], variation, float(sizes[row]))
             made[row] += STEPS
         point = torch.cat([variables.flatten(1), logits.flatten(1)], dim=1)
@@ -508,7 +511,9 @@ class _Variation:
         return torch.autograd.grad(self.energy(leaf), leaf)[0] / 2
 
 
-def _solved(near: _Linearised, variation: _Variation, size: float, places: Tensor, known: Tensor) -> Tensor:
+def _solved(
+    near: _Linearised, variation: _Variation, size: float, places: Tensor, known: Tensor, products: int
+) -> Tensor:
     """Return the change of the variables (B, C, H, W) that is best to first order, by conjugate gradients."""
     floor = variation.weight / near.leaf.numel()
     curvature = known.clone()
@@ -525,7 +530,7 @@ def _solved(near: _Linearised, variation: _Variation, size: float, places: Tenso
     rest = near.pull(near.rest) / size - variation.slope(near.leaf)
     change, direction = torch.zeros_like(rest), eased(rest)
     length = (rest * direction).sum()
-    for _ in range(PRODUCTS):
+    for _ in range(products):
         if not float(length) > 0:
             break
         product = near.pull(near.push(direction)) / size + variation.slope(direction)

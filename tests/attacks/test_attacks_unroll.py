@@ -404,8 +404,9 @@ def test_curvature_of_several_passes_is_the_jacobians() -> None:
     assert problem.unrolled
     near = problem.linearised(0, images, logits[0])
     jacobian, change = exact.flatten(1), torch.randn(images.shape, generator=torch.Generator().manual_seed(1)).double()
-    torch.testing.assert_close(near.push(change), jacobian @ change.flatten())
-    torch.testing.assert_close(near.pull(near.sent).flatten(), jacobian.T @ near.sent)
+    single = jacobian.float()
+    torch.testing.assert_close(near.push(change), single @ change.flatten().float(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(near.pull(near.sent).flatten().float(), single.T @ near.sent, rtol=1e-4, atol=1e-6)
     estimated, squares = near.squares().flatten(), jacobian.square().sum(dim=0)
     ratios = (estimated / squares)[squares > 0]
     assert float(ratios.mean()) == pytest.approx(1, abs=0.05)
@@ -434,9 +435,9 @@ def _solves(problem: MatchProblem, near: _Linearised, jacobian: Tensor) -> None:
     torch.testing.assert_close(prior, prior.T)
     flat = near.leaf.detach().flatten()
     torch.testing.assert_close(flat @ prior @ flat, variation.energy(flat.view(shape)))
-    right = jacobian.T @ near.rest - prior @ flat
+    right = jacobian.T @ near.rest.double() - prior @ flat
     expected = torch.linalg.solve(jacobian.T @ jacobian + prior, right)
     places = torch.tensor([0, 70, 199])
     known = jacobian[:, places].T @ jacobian[:, places]
-    found = _solved(near, variation, 1.0, places, known).flatten()
+    found = _solved(near, variation, 1.0, places, known, 60).flatten()
     assert float((found - expected).norm()) < 1e-3 * float(expected.norm())
