@@ -84,6 +84,11 @@ class FactoredGradients(GradientOperator):
         return self._sum(lambda names, factor: factor.dots(_end_to_end(vectors, names, 1)), block)
 
     @override
+    def dots_laid(self, numbers: Tensor, block: Block | None = None) -> Tensor:
+        laid = self._laid(numbers, block)
+        return self._sum(lambda names, factor: factor.dots(laid[names]), block)
+
+    @override
     def combine(self, weights: Tensor, block: Block | None = None) -> Vector:
         with full_precision(self.device):
             return self._apart({names: own.combine(weights) for names, own in self._groups(block).items()}, block)
@@ -99,8 +104,8 @@ class FactoredGradients(GradientOperator):
 
     @override
     def products(self, numbers: Tensor, block: Block | None = None) -> tuple[Tensor, Tensor]:
-        vectors = self.vector(numbers, block)
-        made = self._sum(lambda names, factor: factor.products(_end_to_end(vectors, names, 1)), block)
+        laid = self._laid(numbers, block)
+        made = self._sum(lambda names, factor: factor.products(laid[names]), block)
         return in_double(made[..., :-1]), made[..., -1]
 
     @override
@@ -194,6 +199,15 @@ class FactoredGradients(GradientOperator):
             found.append((slice(start, stop), slice(first, first + stop - start)))
             start = stop
         return places
+
+    def _laid(self, numbers: Tensor, block: Block | None) -> dict[Block, Tensor]:
+        """Each group's share of vectors (G, K) laid end to end: (G, n), or of a single parameter (G, *shape)."""
+        laid, numbers = {}, numbers.to(self.device)
+        for names, places in self._places(block).items():
+            parts = [numbers[:, own] for own, _ in places]
+            share = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            laid[names] = share if len(names) > 1 else share.view(len(share), *self.shapes[names[0]])
+        return laid
 
     def _apart(self, sums: Mapping[Block, Tensor], block: Block | None) -> Vector:
         """Take apart what lies end to end."""
