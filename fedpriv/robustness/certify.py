@@ -298,9 +298,13 @@ def renyi_margin(bounds: Bounds) -> float:
 def _renyi_square(bounds: Bounds, order: float) -> float:
     """With p1 + p2 = 2 g cosh(d), g^2 = p1 p2, so that nothing cancels where the probabilities are nearly equal."""
     half = math.log1p((bounds.lower - bounds.upper) / bounds.upper) / 2
+    root = math.sqrt(bounds.lower) * math.sqrt(bounds.upper)
     below = -_log_cosh((order - 1) * half) / (order - 1)  # ln of the mean over g
-    apart = 2 * math.sqrt(bounds.lower * bounds.upper) * (2 * math.sinh(half / 2) ** 2 - math.expm1(below))
-    return -2 / order * math.log1p(-apart) if apart < 1 else 0.0
+    apart = 2 * root * (2 * math.sinh(half / 2) ** 2 - math.expm1(below))
+    if apart < 0.5:
+        return -2 / order * math.log1p(-apart)
+    rest = 1 - bounds.lower - bounds.upper + 2 * root * math.exp(below)  # 1 - apart would cancel near 0
+    return -2 / order * math.log(rest) if rest > 0 else 0.0
 
 
 def _log_cosh(x: float) -> float:

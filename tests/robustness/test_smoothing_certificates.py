@@ -84,7 +84,9 @@ def test_pixeldp_margins_are_the_largest(
 
 
 @pytest.mark.parametrize(
-    "bounds", [*(Bounds(*pair) for pair in TABLE), Bounds(0.5, 1e-9), Bounds(0.5, 0.499998)], ids=str
+    "bounds",
+    [*(Bounds(*pair) for pair in TABLE), Bounds(0.5, 1e-9), Bounds(0.5, 0.499998), Bounds(1 - 2**-53, 1e-16)],
+    ids=str,
 )
 def test_the_renyi_margin_is_the_best_order(bounds: Bounds) -> None:
     def square(order: float) -> mpmath.mpf:
