@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import getclosurevars, isfunction
-from math import log, sqrt
+from math import isfinite, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.reading import Record
 from fedpriv.core.records import Guarantee
 from fedpriv.data.sampling import Sampling
-from fedpriv.flower.arrays import SAME, Form, apart, moved, norm, parameters_of
+from fedpriv.flower.arrays import SAME, Form, apart, norm, parameters_of
 from fedpriv.flower.ledger import line_of
 from fedpriv.flower.watch import ReleasedUpdate, after_each, frames
 from fedpriv.gradients import Vector
@@ -45,7 +45,7 @@ DELTA = 1e-5
 """Of a statement about software that names none."""
 
 LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
-NO_NOISE = "there is no noise"
+NO_NOISE, UNBOUNDED = "there is no noise", "the clipping norm is infinite"
 SEEDED = "{}'s generator, which draws the noise, is seeded: whoever knows the seed subtracts the noise"
 _AHEAD = 2  # batches that a loader may have given before the step of the first of them
 
@@ -131,10 +131,15 @@ def numpy_is_seeded() -> bool:
 class Stated(Record):
     """A guarantee that other software states."""
 
-    epsilon: float
+    epsilon: float | None  # `None`: no finite one
     delta: float
     releases: int = 1
     relation: str = ""  # adjacency, in its words
+
+
+def stated_of(epsilon: float, delta: float, releases: int = 1, relation: str = "") -> Stated:
+    """Return what software states, which may be infinite."""
+    return Stated(float(epsilon) if isfinite(epsilon) else None, float(delta), releases, relation)
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ class Noise(Record):
     clip_norm: float
     steps: int = 1  # with this noise
     doubt: str = ""  # why nothing is proven of it; empty: nothing is known against it
-    left: tuple[str, ...] = ()  # arrays that training moved and that leave without it
+    left: tuple[str, ...] = ()  # arrays that changed and leave without it
     stated: Stated | None = None  # by what added it, of this answer alone
     notes: tuple[str, ...] = ()  # what makes it less than it seems
 
@@ -159,11 +164,13 @@ class Noise(Record):
 def observed_noise(by: str, sigma: float, delta: float, clip_norm: float, doubt: str = "", **sampled: Any) -> Noise:
     """Return what was observed of normal noise, in numbers that an account takes, whatever a user's program has."""
     exists, allowed = sigma >= SIGMA.floor, 0 < delta < 1
-    doubt = (NO_NOISE if not exists else "" if allowed else f"delta = {delta:g} is no probability below 1") or doubt
+    bounded = isfinite(clip_norm)
+    doubt = ("" if allowed else f"delta = {delta:g} is no probability below 1") or doubt
+    doubt = UNBOUNDED if not bounded else NO_NOISE if not exists else doubt
     noise = min(sigma, SIGMA.ceiling) if exists else SIGMA.floor
     kind = {"mechanism": "gaussian", "sampling": "full", "rate": 1.0, "participations": 1}
     release = release_with(noise, delta if allowed else DELTA, **{**kind, **sampled})
-    return Noise(by, release, clip_norm, release.participations, doubt)
+    return Noise(by, release, clip_norm if bounded else 0.0, release.participations, doubt)
 
 
 def proven(noises: Sequence[Noise], delta: float | None = None) -> Guarantee:
@@ -205,7 +212,7 @@ class Noises:
     def engines(self) -> tuple[Noise, ...]:
         """The noise of Opacus: of Poisson batches, if they are, at the rate that its accountant was given."""
         drawn, doubt = self.drawn, self.doubt
-        delta = min((each.delta for each in self.stated), default=DELTA)
+        delta = min((each.delta for each in self.stated if 0 < each.delta < 1), default=DELTA)
         found = []
         for (optimizer, sigma, rate), steps in self.steps.items():
             bounds = optimizer.max_grad_norm
@@ -301,13 +308,13 @@ def _hearing_engines(noises: Noises) -> Iterator[None]:
 
     def asked(epsilon: float, accountant: Any, delta: float, *_: Any, **__: Any) -> None:
         if accountant in noises.accountants:
-            noises.stated.append(Stated(float(epsilon), float(delta)))
+            noises.stated.append(stated_of(epsilon, delta))
 
     def made(result: tuple[Any, ...], *_: Any, **__: Any) -> None:
         noises.uniform |= not isinstance(result[-1], DPDataLoader)
 
     def promised(_: Any, __: Any, *, target_epsilon: float, target_delta: float, **___: Any) -> None:
-        noises.stated.append(Stated(float(target_epsilon), float(target_delta)))
+        noises.stated.append(stated_of(target_epsilon, target_delta))
 
     with ExitStack() as stack:
         for kind in (GaussianAccountant, PRVAccountant, RDPAccountant):
@@ -337,12 +344,12 @@ def half_doubt(values: Vector) -> str:
 def _of_local(mod: LocalMod, before: Vector, after: Vector) -> Noise:
     """The noise of LocalDpMod, as it computes it, in an update that it clips; it leaves arrays without dimensions."""
     told, delta, clip = mod.epsilon, mod.delta, mod.clipping_norm
-    fits = told and 0 < delta < 1
+    fits = told and 0 < delta <= 1
     sigma = mod.sensitivity * sqrt(2 * log(1.25 / delta)) / told / clip if fits else 0.0
     doubt = SEEDED.format("numpy") if numpy_is_seeded() else half_doubt(after)
     noise = observed_noise("LocalDpMod", sigma, delta, clip, doubt, unit="update")
     notes = []
-    if noise.doubt != NO_NOISE and mod.sensitivity < 2 * clip:
+    if noise.doubt not in (NO_NOISE, UNBOUNDED) and mod.sensitivity < 2 * clip:
         off = gaussian_delta(told, 2 / max(sigma, SIGMA.floor))
         notes.append(
             f"sensitivity = {mod.sensitivity:g}, but two updates of norm {clip:g} differ by up to {2 * clip:g}; at "
@@ -350,9 +357,9 @@ def _of_local(mod: LocalMod, before: Vector, after: Vector) -> Noise:
         )
     if told > 1:
         notes.append("its formula for the noise is proven only for epsilon below 1")
-    scalars = (name for name in moved(before) if name in after and not before[name].ndim)
+    scalars = (name for name, value in before.items() if name in after and value.is_floating_point() and not value.ndim)
     left = tuple(name for name in scalars if not after[name].double().equal(before[name].double()))
-    return replace(noise, left=left, stated=Stated(float(told), float(delta)), notes=tuple(notes))
+    return replace(noise, left=left, stated=stated_of(told, delta), notes=tuple(notes))
 
 
 def others_noise(
@@ -367,7 +374,7 @@ def others_noise(
     scalars = tuple(name for name, value in sent.items() if not value.ndim)
     local = tuple(replace(each, left=tuple(dict.fromkeys((*each.left, *scalars)))) for each in noises.mods[-1:])
     found = local or noises.engines
-    if not found or any(each.doubt == NO_NOISE for each in found):
+    if not found or any(each.doubt in (NO_NOISE, UNBOUNDED) for each in found):
         return None
     least = min(found, key=lambda each: each.release.noise or 0.0)
     own = {"name": "gaussian", "clip_norm": least.clip_norm, "sigma": least.release.noise}

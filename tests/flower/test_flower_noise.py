@@ -1,6 +1,7 @@
 """Noise of other libraries is recognised whatever the order of mods, told by [tap.noise], and used by attacks."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from fedpriv.core.progress import Silent
 from fedpriv.flower import privatise, tap
 from fedpriv.flower.app_settings import read_settings
 from fedpriv.flower.attack import attack_tapped
+from fedpriv.flower.audit.audit import leaving
+from fedpriv.flower.audit.observers import ObservedApp
+from fedpriv.flower.audit.simulation import read_answers
 from fedpriv.flower.folder import read_exchanges
 from tests.flower.apps import Old, client, context, question, record, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, USUAL, importable, observed, write_app
@@ -115,6 +119,30 @@ def test_the_mod_of_older_apps_is_recognised(tmp_path: Path, monkeypatch: pytest
     ClientApp(client_fn=lambda _: Old().to_client(), mods=mods)(old_question(), context())
     (exchange,) = read_exchanges(tmp_path / "tap-1")
     assert (exchange.noise, exchange.protected) == ("LocalDpMod", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "epsilon", "why"),
+    [
+        ((1.0, 1.0, 8.0, 1e-5), 8.0, "neither clips nor noises arrays without dimensions: norm.running_var, whole"),
+        ((1.0, 1.0, 8.0, 1.0), 8.0, "delta = 1 is no probability below 1"),
+        ((1.0, 1.0, math.inf, 1e-5), None, "there is no noise"),
+        ((math.inf, 1.0, 8.0, 1e-5), 8.0, "the clipping norm is infinite"),
+    ],
+)
+def test_what_is_stated_and_left_out(given: tuple[float, ...], epsilon: float | None, why: str, tmp_path: Path) -> None:
+    """Whatever arrays without dimensions are called; and a mod that is no LocalDpMod by name has no cover by Opacus."""
+    np.random.set_bit_generator(np.random.MT19937())  # other tests seed it
+    app = client(
+        [type("Own", (LocalDpMod,), {})(*given)],
+        lambda given: {name: np.asarray(value + 1) for name, value in given.items()},
+    )
+    sent = {"w": np.zeros(3, np.float32), "norm.running_var": np.ones((), np.float32), "whole": np.ones(())}
+    ObservedApp(app, tmp_path)(question(sent), context())
+    (answer,) = read_answers(tmp_path)
+    (noise,) = answer.noises
+    assert noise.stated is not None and noise.stated.epsilon == epsilon and why in noise.why
+    assert {each.verdict for each in leaving([answer]) if each.name == "arrays"} == {"uncovered"}
 
 
 def test_answers_to_every_type_of_training_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,8 +248,8 @@ def _of_update(
                 f" ({', '.join(left[:4])})",
                 _Row(f"{len(left)} arrays", "", "uncovered", "left out of the noise"),
             )
-    elif answer.noises:
-        yield "", _covered(kind, "Opacus", "trained with noisy gradients", answer.noises)
+    elif engines := [noise for noise in answer.noises if noise.by == "Opacus"]:
+        yield "", _covered(kind, "Opacus", "trained with noisy gradients", engines)
         if statistics:
             yield (
                 f" ({', '.join(statistics[:4])})",

@@ -65,18 +65,17 @@ def _of_noise(by: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
             stated += answer.stated if by == "Opacus" else [noise.stated for noise in own if noise.stated]
     if not per_client:
         return
-    delta = min((each.delta for each in stated), default=None)
+    delta = min((each.delta for each in stated), default=DELTA)
+    at = delta if 0 < delta < 1 else None
     figures = {
-        client: proven([noise for own in answers for noise in own], delta) for client, answers in per_client.items()
+        client: proven([noise for own in answers for noise in own], at) for client, answers in per_client.items()
     }
     worst = max(figures, key=lambda client: _size(figures[client]))
     found, answered = figures[worst], per_client[worst]
     once = proven(answered[0], found.delta)
-    said = max((each.epsilon for each in stated), default=None)
+    said = max(map(_epsilon, stated), default=None)
     of_each, judged = ("", found) if by == "Opacus" else (" of each answer; nothing of several", once)
-    says = (
-        "nothing: the app asks no engine" if said is None else f"epsilon {shown_epsilon(said)}, delta {found.delta:g}"
-    )
+    says = "nothing: the app asks no engine" if said is None else f"epsilon {_shown(said)}, delta {delta:g}"
     yield Claim(
         what=by,
         says=f"{says}{of_each}",
@@ -91,12 +90,18 @@ def _of_noise(by: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
             *dict.fromkeys(note for own in answered for noise in own for note in noise.notes),
             *(_engine_notes(worst, answered, found, said) if by == "Opacus" else ()),
         ),
-        falls_short=said is not None and (found.epsilon is None or _size(judged) > said * _SLACK),
+        falls_short=said is not None
+        and math.isfinite(said)
+        and (found.epsilon is None or _size(judged) > said * _SLACK),
     )
 
 
 def _size(found: Guarantee) -> float:
     return math.inf if found.epsilon is None else found.epsilon
+
+
+def _epsilon(stated: Stated) -> float:
+    return math.inf if stated.epsilon is None else stated.epsilon
 
 
 def _engine_notes(
@@ -231,7 +236,7 @@ def _claimed(layer: StrategyLayer, stated: Stated | None, rounds: Sequence[Round
     """The epsilon that a wrapper's accountant states, or that its multiplier is for equal weights; and in words."""
     if stated is not None:
         after = f"after {several(stated.releases, 'release')} ({stated.relation})"
-        return stated.epsilon, f"epsilon {_shown(stated.epsilon)}, delta {delta:g} {after}"
+        return _epsilon(stated), f"epsilon {_shown(_epsilon(stated))}, delta {delta:g} {after}"
     multiplier = _multiplier(layer)
     equal = [1 / multiplier if multiplier else math.inf] * len(rounds)
     claimed = _size(_of_means(layer, equal, delta)) if rounds else math.inf

@@ -30,7 +30,7 @@ from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
 from fedpriv.flower.arrays import arrays_of, client_of, norm, parameters_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, ModAction, Round, StrategyLayer
-from fedpriv.flower.noise import SEEDED, Noises, Stated, half_doubt, hearing_noise, numpy_is_seeded
+from fedpriv.flower.noise import SEEDED, Noises, Stated, half_doubt, hearing_noise, numpy_is_seeded, stated_of
 from fedpriv.gradients import Vector
 
 ANSWERS, LEDGERS = "answers", "ledgers"
@@ -397,4 +397,4 @@ def _spent(strategy: Any) -> Stated | None:
         return None
     spent = accountant.get_privacy_spent()
     relation = str(getattr(accountant.config.neighboring_relation, "value", accountant.config.neighboring_relation))
-    return Stated(float(spent.epsilon), float(spent.delta), int(spent.num_releases), relation)
+    return stated_of(spent.epsilon, spent.delta, int(spent.num_releases), relation)
