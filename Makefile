@@ -29,13 +29,14 @@ CREATE := $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet --up
 INSTALL := $(if $(TORCH),$(error TORCH=$(TORCH) needs uv))$(BIN)/python -m pip install --quiet
 endif
 
-.PHONY: help screenshot demo deploy-demo tapped test test-all flower-test slow soak audit same docker-test ray-test lint format docs docs-version bench findings clean
+.PHONY: help screenshot demo deploy-demo tapped test test-all oldest flower-test slow soak audit same docker-test ray-test lint format docs docs-version bench findings clean
 
 help:
 	@echo "make demo [ARGS=...]   run configs/quickstart.toml and write its report; TORCH=cpu: a small installation, by uv"
 	@echo "make deploy-demo       two minutes: real processes and a listener, without TLS and with it; PORT=8600"
 	@echo "make test [ARGS=...]   the tests that take minutes together: every mechanism, attack, engine, the report"
 	@echo "make test-all          all tests, as CI runs them; make slow measures which ones make test leaves out"
+	@echo "make oldest            all tests with the oldest versions that pyproject.toml allows: minutes, and their download"
 	@echo "make flower-test       own Flower apps of 30 kinds, in their frameworks: minutes, and their download"
 	@echo "make soak              memory over many clients and many rounds: minutes, not part of make test"
 	@echo "make audit             every kind of privacy figure against independent ones: minutes; ARGS=--verbose prints all"
@@ -98,6 +99,12 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)
+
+# In an environment of its own, and no part of CI.
+oldest:
+	uv venv --quiet --clear --python $(PYTHON) .venv-oldest
+	uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct --editable ".[dev]"
+	$(subst $(BIN),.venv-oldest/bin,$(PYTEST)) $(ARGS)
 
 # Frameworks of Flower apps that the project does not depend on, in an environment of their own: no part of CI.
 FRAMEWORKS := accelerate catboost fastai flax jax keras lightning monai optax pandas xgboost

@@ -470,7 +470,7 @@ def test_a_library_that_is_not_installed_has_an_extra(library: str, missing: str
 def test_a_run_says_what_was_changed_and_saves_adapters(tmp_path: Path) -> None:
     """Its configuration builds the network again, for the attack and for another run."""
     peft = pytest.importorskip("peft", reason="peft is not installed (fedpriv[zoo])")
-    adapters = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"]}
+    adapters = {"peft_type": "LORA", "r": 2, "target_modules": r".*\.(q_proj|query)"}
     model = {"name": "transformers:vit", "config": {**SMALL, "patch_size": 4}, "peft": adapters, "freeze": ["*lora_A*"]}
     settings = experiment(model=model, adversary={"attacks": ["iga"], "victims": 1, "iga": {"iterations": 2}})
     summary = start_run(settings, tmp_path / "run", "", Silent())
