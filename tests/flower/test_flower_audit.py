@@ -561,6 +561,9 @@ def test_what_is_said_of_one_answer_is_judged_by_one(tmp_path: Path) -> None:
     mu = 0.9 / math.sqrt(2 * math.log(1.25 / DELTA))
     assert normal_delta(claim.once, mu) == pytest.approx(DELTA, rel=1e-6)
     assert claim.once < 0.9 < claim.epsilon and not claim.falls_short
+    less = replace(_of_local(LocalDpMod(1.0, 1.0, 0.9, DELTA), {}, {}), doubt="")  # in a later round
+    (claim,) = claims([answer, replace(answer, noises=(less,))], (), (), tmp_path)
+    assert normal_delta(claim.once, 2 * mu) == pytest.approx(DELTA, rel=1e-6) and claim.falls_short
 
 
 def test_attacked_is_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def _of_noise(by: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
     }
     worst = max(figures, key=lambda client: _size(figures[client]))
     found, answered = figures[worst], per_client[worst]
-    once = proven(answered[0], found.delta)
+    once = max((proven(own, found.delta) for own in dict.fromkeys(map(tuple, answered))), key=_size)
     said = max(map(_epsilon, stated), default=None)
     of_each, judged = ("", found) if by == "Opacus" else (" of each answer; nothing of several", once)
     says = "nothing: the app asks no engine" if said is None else f"epsilon {_shown(said)}, delta {delta:g}"

@@ -90,7 +90,7 @@ class Claim(Record):
     says: str
     against: str  # who reads what it protects
     adjacency: str
-    once: float | None  # epsilon of one release; `None`: nothing is proven
+    once: float | None  # epsilon of one answer or release, the largest; `None`: nothing is proven
     epsilon: float | None  # of all releases of the run
     delta: float
     releases: int  # in which the worst client took part
