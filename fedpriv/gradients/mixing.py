@@ -410,7 +410,7 @@ def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
             total = loss(tried(x[:2].clone()), y[:2]).sum()
         nodes, leaves = reached(total, {})
         hidden = hidden_parameters(total, {name: value for name, value in originals.items() if value.requires_grad})
-    if any("deform" in node.name().lower() for node in nodes):  # deform_conv2d, or DeformConv2dFunction
+    if any(name in node.name() for node in nodes for name in ("deform_conv2d", "DeformConv2d")):  # by torchvision's age
         raise InputError(
             f"{type(model).__name__} calls torchvision's deform_conv2d, which ends the process where an offset is not "
             "finite: that a client is gone would tell of its data"
