@@ -25,6 +25,7 @@ from fedpriv.attacks.reconstruction.dummy_gradients.network import Loss, soft_cr
 from fedpriv.attacks.reconstruction.upload_model import whole_numbers
 from fedpriv.attacks.settings import Access, AttackSettings, known_attack
 from fedpriv.attacks.simulation import Sent, SimulationCheck
+from fedpriv.core.columns import signal_hint
 from fedpriv.core.config.error_text import validated
 from fedpriv.core.errors import InputError, cut, one_line
 from fedpriv.core.optimizers import make_optimizer
@@ -137,7 +138,9 @@ def image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
         channels = height = width = 0
     if min(channels, height, width) < 1 or any(isinstance(side, bool) for side in shape):
         raise InputError(
-            key="shape", given=shape, allowed="expected (C, H, W) of one image, three whole numbers from 1"
+            key="shape",
+            given=shape,
+            allowed="expected (C, H, W) of one image, or (C, 1, T) of a signal, three whole numbers from 1",
         )
     return channels, height, width
 
@@ -153,7 +156,8 @@ def logit_count(model: nn.Module, shape: tuple[int, int, int], classes: int | No
             output = model(torch.zeros(1, *shape, device=reference.device, dtype=reference.dtype))
     except Exception as error:
         raise InputError(
-            f"the model does not take images of shape {(1, *shape)}: {cut(one_line(error), 200)}"
+            f"the model does not take images of shape {(1, *shape)}: {cut(one_line(error), 200)}",
+            hint=signal_hint(shape),
         ) from error
     if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 1 or output.shape[1] < 2:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__

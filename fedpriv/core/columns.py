@@ -121,6 +121,16 @@ def is_signal(height: int, width: int) -> bool:
     return short <= LEADS and long >= SLENDER * short
 
 
+def signal_hint(shape: tuple[int, int, int]) -> str:
+    """Say how a network takes signals, where images of this shape (C, H, W) are some; else nothing."""
+    if not is_signal(*shape[1:]):
+        return ""
+    return (
+        "a signal is (B, C, 1, T), of arrays (N, C, T) or (N, T, C) by data.channels: x.squeeze(2) suits Conv1d, "
+        "x.squeeze(2).transpose(1, 2) an LSTM with batch_first"
+    )
+
+
 def worded(text: str, kind: str) -> str:
     """Return a sentence about images or pictures as one about examples of this kind: image, signal, row, sentence."""
     if kind == "image":

@@ -100,7 +100,8 @@ class Dataset:
         if self.columns:
             return f"a row of {several(len(self.columns), 'column')}, {several(width, 'number')}"
         if self.kind == "signal":
-            return f"a signal of {channels * min(height, width)} series, {several(max(height, width), 'step')}"
+            series, steps = channels * min(height, width), several(max(height, width), "step")
+            return f"a signal of {series} series, {steps}, as (C, H, W) = {self.shape}"
         return f"an image of {several(channels, 'channel')}, {height} x {width} pixels"
 
     @property

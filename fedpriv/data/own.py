@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from fedpriv.core.columns import is_signal
 from fedpriv.core.config.data import CorpusConfig
 from fedpriv.core.errors import InputError, cut, some_of
 from fedpriv.data.files import PUBLIC_SEED, Arrays, Keys, channels_are_last, check_memory
@@ -234,7 +235,14 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
 
 
 def channels_note(shape: Sequence[int], what: str, channels: str | None) -> tuple[str, ...]:
-    """Say which axis of images was taken as channels, where neither the setting nor a 1 or 3 says it."""
+    """Say which axis of images was taken as channels, where neither the setting nor a 1 or 3 says it.
+
+    Of (N, ., .) that look like signals, say that they were taken as grey pictures.
+    """
+    if len(shape) == 3 and channels is None and is_signal(*shape[1:]):
+        axis = "first" if shape[1] < shape[2] else "last"
+        taken = f"grey pictures of {shape[1]} x {shape[2]} pixels"
+        return (f"{what}, {tuple(shape)}: taken as {taken}; data.channels = {axis!r} makes it signals.",)
     if len(shape) != 4 or channels is not None or shape[1] in (1, 3) or shape[3] in (1, 3):
         return ()
     axis, count = ("last", shape[3]) if channels_are_last(shape) else ("second", shape[1])

@@ -195,6 +195,16 @@ def wrong_output(shape, classes):
 def wrong_input(shape, classes):
     return nn.Linear(1000, classes)
 
+def convolving(shape, classes):
+    return nn.Sequential(nn.Conv1d(shape[0], 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, classes))
+
+class Squeezed(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.squeeze(2))
+
+def squeezing(shape, classes):
+    return Squeezed(*convolving(shape, classes))
+
 class Pair(nn.Linear):
     def forward(self, x):
         return x, x
@@ -341,6 +351,13 @@ def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: s
     assert message.startswith(f"model.name = {name!r}: ")
     assert why.format(own=own) in message
     assert "\n" not in message
+
+
+def test_an_own_network_that_lacks_the_line_for_signals_is_told_it(own: str) -> None:
+    with pytest.raises(InputError, match=r"images of shape \(2, 2, 1, 100\): .*x\.squeeze\(2\) suits Conv1d"):
+        build_model(model_settings({"name": f"{own}.nets:convolving"}), (2, 1, 100), 5, seed=0)
+    network = build_model(model_settings({"name": f"{own}.nets:squeezing"}), (2, 1, 100), 5, seed=0)
+    assert network(torch.zeros(3, 2, 1, 100)).shape == (3, 5)
 
 
 class Layered(nn.Module):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedpriv.core.columns import ColumnSpec
+from fedpriv.core.columns import ColumnSpec, signal_hint
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.gradients.calls import evaluating
@@ -115,7 +115,8 @@ def _check_output(
         with evaluating(model), torch.no_grad():
             output = model(blank)
     except (Exception, SystemExit) as error:
-        raise config.refusal(f"cannot take {what}: {reason_of(error)}") from error
+        hint = signal_hint(shape) if sequences is None and config.is_own else ""
+        raise config.refusal(f"cannot take {what}: {reason_of(error)}").replaced(hint=hint) from error
     given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if given != wanted:
         raise config.refusal(f"{what} give {given}; expected logits of shape {wanted}")

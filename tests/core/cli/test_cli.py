@@ -369,7 +369,9 @@ def test_data_says_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     asked = ["data", "--of", str(tmp_path / "own.toml")]
     app([*asked, "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)
-    assert found["example"] == "a signal of 12 series, 60 steps" and found["examples"] == [40, 2]
+    assert found["example"] == "a signal of 12 series, 60 steps, as (C, H, W) = (1, 12, 60)"
+    assert any("data.channels = 'first' makes it signals" in note for note in found["notes"])
+    assert found["examples"] == [40, 2]
     assert found["classes"] == {name: [int((y == name).sum()), 1] for name in ("ill", "well")}
     assert found["clients"] == sorted(np.bincount(client).tolist(), reverse=True)[:4]
     app(asked, standalone_mode=False)
