@@ -8,6 +8,10 @@ APP := $(VENV)/.app
 READY := $(VENV)/.ready
 # TORCH=cpu: PyTorch's own builds for CPUs, a tenth of the size; needs uv and PyTorch's index.
 TORCH ?=
+ifneq ($(TORCH),$(filter auto cpu cu% rocm% xpu,$(TORCH)))
+$(error TORCH=$(TORCH): allowed are cpu, auto, xpu, and versions of CUDA and ROCm that uv knows, such as cu126 or rocm6.4)
+endif
+SIZE := $(if $(TORCH),$(if $(filter cpu,$(TORCH)),about 1.5 GB,several GB),about 6 GB with CUDA's libraries)
 ARGS ?=
 FINDING ?= $(patsubst findings/%.sh,%,$(wildcard findings/*.sh))
 BENCH ?= step accounting attack shadow comparison
@@ -52,7 +56,7 @@ help:
 $(APP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedpriv needs Python 3.11 to 3.13; try make PYTHON=python3.12")'
 	test -x $(BIN)/python || ($(CREATE))
-	@echo "installing into $(VENV): $(if $(TORCH),about 1.5 GB,about 6 GB with CUDA's libraries; seconds with uv, minutes with pip)"
+	@echo "installing into $(VENV): $(SIZE); seconds with uv, minutes with pip"
 	$(INSTALL) --editable .
 	@touch $@
 

@@ -586,6 +586,8 @@ def reconstruct(
     if labels is None and candidates is None and public.examples > 1 and criterion.each is not soft_cross_entropy:
         text = "labels are inferred from the last layer, which may fail with this loss; give labels = [...] if known"
         doubts.insert(0, text)
+    if criterion.each is soft_cross_entropy and not mechanism_of(mechanism).protects:
+        doubts += _wrong_signs(heard[0])
     for text in doubts:
         warnings.warn(text, AttackWarning, stacklevel=2)
     images = None if public_images is None else pictures("public_images", public_images, size, bounds)
@@ -626,6 +628,21 @@ def _heard(
         )
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def _wrong_signs(heard: Observation) -> Iterator[str]:
+    """Doubt a gradient that is negative in the last bias for more classes than there are labels: it is a change.
+
+    Cross-entropy's gradient there is, for each example, the softmax minus the label, negative for the label alone.
+    """
+    name, last = list(heard.upload.items())[-1]
+    negative, examples = int((last < 0).sum()), heard.settings.examples
+    is_bias = name.endswith("bias") and last.shape == (heard.settings.classes,)
+    if heard.settings.algorithm == "fedsgd" and is_bias and negative > examples:
+        yield (
+            f"the upload's {name} is negative for {negative} classes, which a gradient of {examples} cannot be; if it "
+            "is a change of parameters, give learning_rate"
+        )
 
 
 def _doubts(attack: str, client: OwnClient, heard: tuple[Observation, ...], seed: int, each: Loss) -> list[str]:

@@ -11,7 +11,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -119,6 +119,7 @@ def traces(name: str) -> tuple[list[str], list[str]]:
     listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     others = [path for path in listed if not path.startswith(capability.folder) and (ROOT / path).is_file()]
     files = [path for path in others if named.search(path)]
+    files += _pictures(path for path in files if path.startswith("docs/") and path.endswith(".md"))
     rest = [path for path in others if path not in files and path not in ("CHANGELOG.md", "SECURITY.md")]
     return files, [line for path in rest for line in _lines(path, known)]
 
@@ -127,6 +128,13 @@ def _lines(path: str, known: re.Pattern[str]) -> Iterator[str]:
     for number, line in enumerate((ROOT / path).read_text(errors="replace").splitlines(), 1):
         if known.search(line):
             yield f"{path}:{number}: {line.strip()}"
+
+
+def _pictures(pages: Iterable[str]) -> list[str]:
+    """The pictures that pages show."""
+    return [
+        f"docs/{name}" for page in pages for name in re.findall(r"!\[[^]]*\]\((images/[^)]+)\)", _text(ROOT / page))
+    ]
 
 
 def _written(capability: Capability) -> set[str]:
@@ -147,6 +155,8 @@ def _has_docstring(node: ast.AST) -> bool:
 def main() -> None:
     """Print the table, or what is about one capability."""
     if len(sys.argv) > 1:
+        if sys.argv[1] not in CAPABILITIES:
+            sys.exit(f"no capability {sys.argv[1]!r}; there are: {', '.join(CAPABILITIES)}")
         files, lines = traces(sys.argv[1])
         print(*files, "", *lines, sep="\n")
         return

@@ -54,7 +54,11 @@ class CanaryFinding(RecordFinding[CanaryAudit]):
             ("Proven", "nothing" if proven is None else f"ε is at most {figure(proven)}"),
             ("Adjacency", found.adjacency or "none"),
             ("At δ", figure(bound.delta)),
-            ("Based on", f"{count(bound.trials)} canaries of {count(found.clients)} clients, {bound.method}"),
+            (
+                "Based on",
+                f"{count(bound.trials)} canaries of {count(found.clients)} clients (one after the other, until all "
+                f"have a place, the least protected first), {bound.method}",
+            ),
         ]
 
     @override

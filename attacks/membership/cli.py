@@ -81,7 +81,7 @@ def _bound(membership: "Membership") -> str:
     bound, proven = membership.epsilon_bound, membership.proven_epsilon
     text = (
         f"at least {bound.epsilon:.3g} at delta = {bound.delta:g} with confidence "
-        f"{bound.confidence:g} (replace-one; {bound.trials} canaries in one run)"
+        f"{bound.confidence:g} (replace-one; {bound.trials} pairs as canaries in one run)"
     )
     if proven is not None:
         return f"{text}; proven: at most {proven:.4g}."

@@ -580,12 +580,14 @@ def _measured(results: Sequence[AttackResult], campaign: _Campaign) -> tuple[str
     lines = [] if guess is None else [f"Guess: {guess.attack} has {_figure(guess)}."]
     for result in (each for each in results if each.upload != "none"):
         picked = f", picked out {result.identified} of {result.victims}" if result.identified is not None else ""
-        among = f" among {result.candidates} (a guess at most {percent(campaign.chance(result))})" if picked else ""
+        if picked:
+            guessed = percent(campaign.chance(result))
+            picked += f" (each among {result.candidates}; a guess is right in at most {guessed})"
         kind = "row" if result.rows else "sentence" if result.sentences else "image"
         many = worded("images", kind)
         lines.append(
             f"Measured: {result.attack} has {_figure(result)}, recovered {result.recovered} of {result.victims} "
-            f"{many}{picked}{among}."
+            f"{many}{picked}."
         )
     return (*lines, *left)
 

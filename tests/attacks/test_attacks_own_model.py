@@ -76,6 +76,20 @@ def forms(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def test_a_change_without_its_learning_rate_is_doubted() -> None:
+    model = Small()
+    gradient(model, *batch(2))
+    named = forms(model)["names"]
+    change = {name: None if value is None else -0.05 * value for name, value in named.items()}
+    settings: dict[str, Any] = {**QUICK, "iterations": 1, "batch_size": 2}
+    with pytest.warns(AttackWarning, match=r"last.bias is negative for 8 classes.* give learning_rate"):
+        reconstruct(model, F.cross_entropy, change, SHAPE, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AttackWarning)
+        reconstruct(model, F.cross_entropy, change, SHAPE, learning_rate=0.05, **settings)
+        reconstruct(model, F.cross_entropy, named, SHAPE, **settings)
+
+
 def test_every_form_of_an_upload_gives_the_same() -> None:
     model = Small()
     images, labels = batch()

@@ -141,7 +141,7 @@ def test_a_folder_of_an_earlier_version_is_read(home: Path) -> None:
     summary = attack_tapped(tapped, [], ["1-0"], ["adversary.iga.iterations=20"], Silent())
     assert summary.attacks[0].victims == 4 and "Replies" not in summary.verdict[0]
     # Four pictures are offered for each of four images among five.
-    assert any("of 4 among 5 (a guess at most 80.0%)" in line for line in summary.verdict)
+    assert any("of 4 (each among 5; a guess is right in at most 80.0%)" in line for line in summary.verdict)
 
 
 @pytest.mark.slow

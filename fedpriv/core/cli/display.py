@@ -60,7 +60,7 @@ class Display(Progress):
 
     def stage(self, title: str) -> None:
         """Print the stage's title."""
-        self._console.print(title, style="dim", markup=False, highlight=False)
+        self._print(title, "dim")
 
     def round_finished(self, record: RoundRecord, rounds: int) -> None:
         """Advance the bar of the rounds; name every client that was left out."""
@@ -80,7 +80,7 @@ class Display(Progress):
             self.stage(f"{rounds - record.round} more rounds take about {duration(left)}")
         self._advance("rounds", record.round, rounds, figures)
         if not self._console.is_terminal and record.round % max(1, rounds // _LINES_PER_RUN) == 0:
-            self._console.print(f"round {record.round} of {rounds}: {figures}", markup=False, highlight=False)
+            self._print(f"round {record.round} of {rounds}: {figures}")
 
     def clients_stopped(self, round_number: int, stops: Sequence[Stop], left: int) -> None:
         """Print which clients stop, and how many go on."""
@@ -115,7 +115,12 @@ class Display(Progress):
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+        self._print(f"warning: {text}", "yellow")
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        """Print a line, wrapped on a terminal and whole elsewhere."""
+        whole = not self._console.is_terminal
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=whole)
 
     def _advance(self, name: str, done: int, total: int, figures: str) -> None:
         if name not in self._tasks:

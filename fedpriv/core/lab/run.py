@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -18,7 +19,7 @@ from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunFailedError, RunInterruptedError
 from fedpriv.core.figure import refuse_exceeded
 from fedpriv.core.files import locked, stopped, writing
-from fedpriv.core.finding import all_found, findings, records_found
+from fedpriv.core.finding import Finding, all_found, findings, records_found
 from fedpriv.core.finished import final_state
 from fedpriv.core.lab.attack_stage import Leakage, attack_observations, planned_attacks
 from fedpriv.core.lab.preflight import rehearse, warnings_for
@@ -211,7 +212,7 @@ class _Run:
             ledger = replace(ledger, labels=preparation.claim(world))
         folder.write_json("ledger.json", ledger.to_json())  # first: what a finding of a plug-in raises loses no proof
         for finding in findings():
-            finding.conclude(world, folder)
+            _conclude(finding, world, folder)
         if not algorithm_of(experiment).protects:
             folder.write_label_ceilings(label_ceilings(world, folder))
         records = folder.rounds()
@@ -258,6 +259,17 @@ class _Run:
         # What was found of the finished model stays when the run is resumed, which changes no model.
         folder.write_summary(summary.with_found(records_found(folder)) if status == COMPLETED else summary)
         return summary
+
+
+def _conclude(finding: Finding[Any], world: World, folder: RunFolder) -> None:
+    """Have a finding measured; an error says which one it is, and how the run is finished."""
+    try:
+        finding.conclude(world, folder)
+    except (InputError, RunFailedError) as error:
+        raise type(error)(f"finding {finding.name}: {error}; when it is mended: {folder.to_resume}") from error
+    except Exception as error:
+        error.add_note(f"finding {finding.name}; when it is mended: {folder.to_resume}")
+        raise
 
 
 def _headline(world: World) -> str:

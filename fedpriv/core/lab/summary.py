@@ -399,9 +399,10 @@ def _proof(experiment: Experiment, worst: Guarantee) -> list[str]:
         return [f"{NOTHING_PROVEN} {experiment.mechanism.title} hides numbers and adds no noise: it is not privacy."]
     uses = "use" if worst.participations == 1 else "uses"
     unit = "an example" if experiment.mechanism.unit == "example" else "a client's upload"
-    noise = f"noise: {experiment.noise}"
+    # Without a proof, a mechanism of a package need not have noise.
+    noise = f"; noise: {experiment.noise}" if experiment.mechanism.has_proof() else ""
     whom = AGAINST[experiment.mechanism.noise_at]
-    conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client{whom}; {noise})"
+    conditions = f"({worst.adjacency}; {worst.participations} {uses} of {unit}; worst client{whom}{noise})"
     if worst.epsilon is None:
         return [f"No finite epsilon is proven {conditions}: {worst.theorem.get('epsilon', 'no theorem applies')}."]
     sentence = f"Proven for the whole run: epsilon {shown_epsilon(worst.epsilon)} at delta {worst.delta:g} {conditions}"

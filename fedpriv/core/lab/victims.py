@@ -62,11 +62,10 @@ class UploadTarget:
 
 
 def targets(world: World, folder: RunFolder) -> tuple[UploadTarget, ...]:
-    """Return the uploads of finished rounds that the settings show to an adversary.
-
-    Without attacks nothing was kept of them: :func:`read_target` finds no observation.
-    """
+    """Return the uploads of finished rounds that the settings show to an adversary; without attacks none is kept."""
     adversary = world.experiment.adversary
+    if not adversary.attacks and not list_observations(folder.observations):  # those of a listener may be there
+        return ()
     threat = threat_model(adversary)
     heard = []
     for record in folder.rounds():

@@ -312,6 +312,11 @@ class MechanismSettings(Settings):
         """The mechanism's proof; by default nothing is proven."""
         return resolve_name(cls.proven_by)
 
+    @classmethod
+    def has_proof(cls) -> bool:
+        """Whether anything can be proven."""
+        return cls.proven_by != MechanismSettings.proven_by
+
     @abstractmethod
     def mechanism(self, redistribution: "Redistribution | None" = None) -> "Mechanism":
         """Return the object that releases gradients; that of a client is ``Plan.mechanism``.

@@ -157,7 +157,7 @@ def test_a_run_whose_clients_are_protected_is_audited_by_its_command(tmp_path: P
     assert (
         f"Proven: ε is at most {figure(found.proven_epsilon)} Adjacency: {found.adjacency} At δ: {figure(1e-5)}" in said
     )
-    assert "Based on: 24 canaries of 24 clients, one run, independent scores" in said
+    assert "Based on: 24 canaries of 24 clients (one after the other" in said
     assert "Audit of the noise with canaries" in (folder.path / "report.html").read_text()
     assert json.loads((folder.path / "summary.json").read_text())["canaries"]["clients"] == 24
 

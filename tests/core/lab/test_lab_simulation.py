@@ -12,14 +12,18 @@ import torch
 from fedpriv.attacks import campaign
 from fedpriv.attacks.reconstruction import AttackJob, Reconstruction, run_attack
 from fedpriv.clients.training import local_upload, unprotected_upload
+from fedpriv.core.errors import InputError
+from fedpriv.core.finding import Finding
 from fedpriv.core.lab import attack_run, start_run
 from fedpriv.core.lab.preflight import simulation_check
 from fedpriv.core.lab.results import is_above_guess
+from fedpriv.core.lab.victims import targets
 from fedpriv.core.progress import Silent
 from fedpriv.core.records import LeakageRate, Summary
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.report import write_report
-from fedpriv.core.world import build_world
+from fedpriv.core.runs import RunFolder
+from fedpriv.core.world import World, build_world
 from fedpriv.server.tap import public_settings
 from tests.cases import in_one_test
 from tests.integration.small import experiment
@@ -165,3 +169,25 @@ def test_what_is_above_a_guess() -> None:
     assert not is_above_guess([rate], [], [])  # has a chance of 8 %
     assert not is_above_guess([replace(rate, hits=8, chance=1.0)], [], [])
     assert not is_above_guess([], [], [])
+
+
+class Reading(Finding[int]):
+    """It reads uploads that no run without attacks keeps, and then has a mistake."""
+
+    name = "reading"
+    rank = 1000
+
+    def read(self, folder: RunFolder) -> int | None:
+        return None
+
+    def conclude(self, world: World, folder: RunFolder) -> None:
+        assert targets(world, folder) == ()
+        raise InputError("no upload was kept")
+
+
+def test_a_finding_that_fails_is_named_with_the_command_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedpriv.core.lab.run.findings", lambda: [Reading()])
+    with pytest.raises(InputError, match=r"^finding reading: no upload was kept; when it is mended: fedpriv run --res"):
+        run(tmp_path / "run", "", adversary={"attacks": []})
