@@ -23,6 +23,7 @@ from fedpriv.core.cli.terminal import (
     print_facts,
     print_json,
     print_line,
+    print_note,
     print_sentences,
     print_summary,
     shown,
@@ -126,7 +127,7 @@ def attack_folder(
             summary = attack_heard(folder, heard, *chosen, out_dir, command, progress)
     if summary.attacks and not as_json:
         out.print(_results(summary.attacks))
-        out.print(_said_of(summary.attacks), style="dim")
+        print_note(_said_of(summary.attacks))
     print_summary(summary, path, as_json)
 
 
@@ -150,7 +151,7 @@ def _attack_tap(
         return
     if summary.attacks:
         out.print(_results(summary.attacks))
-        out.print(_said_of(summary.attacks, _TAPPED), style="dim")
+        print_note(_said_of(summary.attacks, _TAPPED))
     print_sentences(summary.verdict)
     for picture in summary.pictures:
         print_line(f"{'Picture' if picture.endswith('.png') else 'Found'}: {folder / picture}")
@@ -162,7 +163,7 @@ def list_attacks(as_json: Json = False) -> None:
     if as_json:
         print_json([*map(_about_uploads, ATTACKS.values()), *_about_probes()])
         return
-    out.print("On uploads, by fedpriv attack:", style="dim")
+    print_note("On uploads, by fedpriv attack:")
     for attack in ATTACKS.values():
         print_attack(attack.name, attack.title, _on_uploads(attack))
     _print_probes()
@@ -178,7 +179,9 @@ def tune(
         list[str] | None,
         typer.Option("--grid", metavar="KEY=V,V,...", help="Values to try, such as tv=1e-5,1e-4; may be repeated."),
     ] = None,
-    victims: Annotated[int, typer.Option("--victims", min=1, help="Uploads of public images to attack.")] = 16,
+    victims: Annotated[
+        int, typer.Option("--victims", min=1, max=1000, help="Uploads of public images to attack.")
+    ] = 16,
     set_: Set = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -192,7 +195,7 @@ def tune(
         print_json(tuning.to_json())
         return
     out.print(_trials(tuning))
-    out.print(_TUNED, style="dim")
+    print_note(_TUNED)
     print_sentences(tuning.remarks)
     if tuning.overrides:
         print_line(" ".join(f"--set {text}" for text in tuning.overrides))
@@ -474,7 +477,7 @@ def _about_probes() -> list[dict[str, Any]]:
 
 def _print_probes() -> None:
     for kind in _probings():
-        out.print(kind.heading, style="dim")
+        print_note(kind.heading)
         for attack in kind.attacks().values():
             print_attack(attack.name, attack.title, _lines(attack, "--set {}={}", (), kind.remarks(attack)))
 

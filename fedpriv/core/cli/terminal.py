@@ -173,6 +173,11 @@ def print_sentences(sentences: Sequence[str]) -> None:
         out.print(sentence, style=style, markup=False, soft_wrap=not out.is_terminal)
 
 
+def print_note(text: str) -> None:
+    """Print what explains a table, wrapped on a terminal and whole elsewhere."""
+    out.print(text, style="dim", markup=False, soft_wrap=not out.is_terminal)
+
+
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print what a report lists, terms with their text."""
     print_sentences([f"{term}: {text}" for term, text in facts])
