@@ -93,9 +93,7 @@ def own_app(folder: Path, protected: bool = False) -> Path:
     changed = code.read_text().replace("app = ClientApp()\n", f"{added}\n{line}\n")
     assert changed.count("tap(") == 1
     if protected:
-        changed = changed.replace("import tap", "import privatise, tap").replace(
-            "tap(__file__)]", "tap(__file__), privatise(__file__)]"
-        )
+        changed = changed.replace("tap(__file__)]", "tap(__file__), privatise(__file__)]")
         (folder / "fedpriv.toml").write_text(texts["protected.toml"].replace("/var/lib/quickstart", str(folder)))
     code.write_text(changed)
     return folder
