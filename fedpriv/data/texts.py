@@ -9,6 +9,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal, NamedTuple
 
@@ -55,6 +56,7 @@ class Row(NamedTuple):
     split: str | None = None
     prompt: str | None = None
     chat: tuple[Turn, ...] = ()  # the messages; none: it is a text
+    unread: tuple[str, ...] = ()  # at a file's first text: its columns that are not read
 
     @staticmethod
     def of(where: str, value: object) -> Row:
@@ -107,10 +109,12 @@ def _csv(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row]:
     for column in (*columns.needed, columns.split):
         if header.count(column) > 1:
             raise InputError(f"{path}: two columns have the name {column!r}")
+    unread = tuple(column for column in header if column not in columns)
     for row in reader:
         if None in row:  # where the reader puts what is behind the last column
             raise InputError(f"{path}, line {reader.line_num}: the row has more cells than there are columns")
-        yield _row(path, reader.line_num, row, columns)
+        yield _row(path, reader.line_num, row, columns)._replace(unread=unread)
+        unread = ()
 
 
 def _json_lines(path: Path, file: IO[Any], columns: TextColumns) -> Iterator[Row]:
@@ -143,7 +147,8 @@ def _json_row(path: Path, where: str, number: int, given: object, columns: TextC
     others = [column for column in columns[1:] if column in given]
     read = {column: _cell(f"{where}: {column!r}", given[column]) for column in others}
     row = Row.of(f"{where}: {columns.text!r}", given[columns.text])
-    return _row(path, number, {**read, columns.text: row.text}, columns)._replace(chat=row.chat)
+    unread = tuple(column for column in given if column not in columns) if number == 1 else ()
+    return _row(path, number, {**read, columns.text: row.text}, columns)._replace(chat=row.chat, unread=unread)
 
 
 def _folder(root: Path) -> list[Row]:
@@ -327,13 +332,21 @@ def split_by_key(rows: Sequence[Row], config: CorpusConfig, where: str) -> TextS
 
 
 def own_texts(
-    parts: Sequence[Sequence[Row]], config: CorpusConfig, place: Place, named: tuple[str, ...] = ()
+    parts: Sequence[Sequence[Row]],
+    config: CorpusConfig,
+    place: Place,
+    named: tuple[str, ...] = (),
+    unread: tuple[str, ...] = (),
 ) -> Arrays:
-    """Return texts of one's own, training and test ones, or of one part the last ones of each key as test texts."""
+    """Return texts of one's own, training and test ones, or of one part the last ones of each key as test texts.
+
+    ``named``: the labels; else they are read off the texts. ``unread``: columns of the file that are not read.
+    """
     part = TextSplit(*parts) if len(parts) > 1 else split_by_key(parts[0], config, place.path)
     given = [row.label for rows in part for row in rows if row.label is not None]
     words = named or ordered_words(given, f"{place.path}: column {config.label!r}")
-    return arrays_of(part, dict(zip(words, words, strict=True)), config, place.root, place.path, read_off=not named)
+    arrays = arrays_of(part, dict(zip(words, words, strict=True)), config, place.root, place.path, read_off=not named)
+    return replace(arrays, text=arrays.text and replace(arrays.text, unread=unread))
 
 
 def arrays_of(

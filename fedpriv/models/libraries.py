@@ -124,7 +124,7 @@ class LibraryModelSettings(OpenModelSettings):
 
     @override
     def text_built(self, sequences: SequenceShape) -> Any:
-        raise self.refusal(f"networks of {self.library} take images, and the data are texts")
+        raise self.refusal(f"networks of {self.library} take images, and the data are {sequences.task}")
 
 
 def _installed(library: str, has_adapters: bool) -> str:

@@ -44,7 +44,8 @@ class EncoderSettings(TransformerSettings):
         from fedpriv.models.machinery.transformer import Encoder
 
         if sequences.is_next:
-            raise self.refusal("sees the tokens that it would predict; data.text.task = 'next' is for gpt and llama")
+            why = f"sees the tokens that it would predict, and the data are {sequences.task}; use gpt or llama"
+            raise self.refusal(why)
         return self.adapted(Encoder(*self.sizes(sequences), sequences.classes), "output")
 
 

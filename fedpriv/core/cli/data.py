@@ -14,7 +14,7 @@ from fedpriv.core.registry import DATASETS
 from fedpriv.core.settings import LEAST_EPSILON, MOST_EPSILON
 
 _SEED, _PEOPLE = 0, 1000
-_SHOWN = 20  # classes, and clients
+_SHOWN = 20  # classes, clients, and columns
 
 
 def data(
@@ -94,9 +94,11 @@ def _describe(file: str, as_json: bool) -> None:
     found = {
         "source": dataset.source,
         "example": dataset.example,
+        "task": "next" if dataset.is_next else "classify",
         "examples": [len(train), len(test)],
         "classes": dict(zip(dataset.counted, zip(*counts, strict=True), strict=True)),
         "clients": shares.sizes.tolist(),
+        "unread": dataset.text.unread if dataset.text else (),
         "notes": dataset.notes,
         "warnings": dataset.warnings,
     }
@@ -106,7 +108,10 @@ def _describe(file: str, as_json: bool) -> None:
     classes = some_of([f"{name} ({train} + {test})" for name, (train, test) in found["classes"].items()], _SHOWN)
     sizes = some_of([f"{size:,}" for size in found["clients"]], _SHOWN)
     lines = [f"{dataset.source}: {len(train):,} training + {len(test):,} test examples, each {dataset.example}"]
-    lines += [] if dataset.is_next else [f"classes, training + test examples: {classes}"]
+    task = "task: predict the next token" if dataset.is_next else f"classes, training + test examples: {classes}"
+    unread = f"columns that are not read: {some_of(found['unread'], _SHOWN)}" if found["unread"] else ""
+    hint = "; data.text.label = 'COLUMN' would classify" if dataset.is_next else ""
+    lines += [task, f"{unread}{hint}"] if unread else [task]
     keys = "" if dataset.keys is None else f" of {len(dataset.keys.names):,} keys in the data"
     lines += [f"{several(len(shares), 'client')}{keys}, training examples: {sizes}", *dataset.notes]
     print_sentences([printable(line) for line in (*lines, *(f"warning: {each}" for each in dataset.warnings))])

@@ -295,7 +295,9 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
         raise InputError(key="data.owner", given=place.owner, allowed="of texts the column of data.key")
     config = place.text or CorpusConfig()
     rows = [_rows(part, place, config) for part in parts]
-    return own_texts(rows, config, place, _names(parts[0], config.label))
+    read = config.text, config.label, config.prompt, place.key
+    unread = tuple(name for name in parts[0].schema.names if name not in read)
+    return own_texts(rows, config, place, _names(parts[0], config.label), unread)
 
 
 def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:

@@ -44,7 +44,7 @@ class OwnTexts(Corpus):
         rows = read_texts(path, TextColumns(config.text, config.label, place.key, prompt=config.prompt))
         check_splits(path, rows)
         parts = split_by_column(rows) if any(row.split for row in rows) else (rows,)
-        return own_texts(parts, config, place), place.path
+        return own_texts(parts, config, place, unread=rows[0].unread), place.path
 
     @classmethod
     @override

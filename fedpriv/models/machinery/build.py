@@ -95,7 +95,9 @@ def _construct(
         given = (
             f"shape={shape}" if sequences is None else f"length={sequences.length}, vocabulary={sequences.vocabulary}"
         )
-        raise config.refusal(f"{builder}({given}, classes={classes}) raises {reason_of(error)}") from error
+        hint = f"the data are {sequences.task}" if sequences and isinstance(error, TypeError) else ""
+        why = f"{builder}({given}, classes={classes}) raises {reason_of(error)}"
+        raise config.refusal(why).replaced(hint=hint) from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise config.refusal("the network has no parameters to train")
     return model.train()

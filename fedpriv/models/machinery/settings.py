@@ -36,6 +36,13 @@ class SequenceShape:
     is_next: bool  # whether the token after each is predicted: logits (B, T, K); else (B, K)
     folder: Path = Path("data")  # of the data sets, where pretrained weights lie
 
+    @property
+    def task(self) -> str:
+        """What the data are, in words."""
+        if self.is_next:
+            return "texts whose next token is predicted (with data.text.label = 'COLUMN', texts to classify)"
+        return "texts to classify"
+
 
 class ModelSettings(Settings):
     """The section ``[model]``; a network is a subclass with a default ``name``, entered in ``MODELS``."""
@@ -67,7 +74,8 @@ class ModelSettings(Settings):
         Raises:
             InputError: there is no such network for texts.
         """
-        raise self.refusal("takes images or rows of a table, and the data are texts; use gpt, encoder or llama")
+        use = "gpt or llama" if sequences.is_next else "gpt, encoder or llama"
+        raise self.refusal(f"takes images or rows of a table, and the data are {sequences.task}; use {use}")
 
     def files(self, folder: Path) -> tuple[Path, ...]:
         """Return the files with pretrained weights that the network is read from; ``folder``: of the data sets."""
