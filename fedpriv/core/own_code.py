@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
-from fedpriv.core.errors import InputError, reason_of
+from fedpriv.core.errors import InputError, reason_of, some_of
+from fedpriv.core.registry import suggestion
 
 
 def own_object(path: str, key: str, folders: Sequence[Path] = ()) -> Any:
@@ -35,4 +37,13 @@ def own_object(path: str, key: str, folders: Sequence[Path] = ()) -> Any:
     try:
         return attrgetter(name)(found)
     except AttributeError:
-        raise refused(allowed=f"module {module} has no {name!r}") from None
+        known = [each for each, value in vars(found).items() if _is_of(module, each, value)]
+        hint = suggestion(name, known, else_known=False) or (f"; it has {some_of(known)}" if known else "")
+        raise refused(allowed=f"module {module} has no {name!r}{hint}") from None
+
+
+def _is_of(module: str, name: str, value: object) -> bool:
+    """Whether a name in a module is its own and public, and no module, function or class of another one."""
+    if isinstance(value, type | FunctionType):
+        return value.__module__ == module and not name.startswith("_")
+    return not isinstance(value, ModuleType) and not name.startswith("_")

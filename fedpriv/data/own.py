@@ -185,8 +185,8 @@ def as_pixels(values: np.ndarray, what: str, channels: str | None = None) -> np.
     low, high = values.min(), values.max()
     if not 0 <= low <= high <= top:
         allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
+        check_finite(values, what)
         hint = "(x - low) / (high - low) fits, with public constants low and high, and x clipped to them"
-        hint = hint if np.isfinite([low, high]).all() else ""
         raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; expected {allowed}", hint=hint)
     if top == 0xFFFF and high <= _TWELVE_BITS:
         raise InputError(
@@ -198,6 +198,18 @@ def as_pixels(values: np.ndarray, what: str, channels: str | None = None) -> np.
     for start in range(0, len(values), each):
         pixels[start : start + each] = np.rint(values[start : start + each].astype(np.float64) * (255 / top))
     return pixels
+
+
+def check_finite(values: np.ndarray, what: str) -> None:
+    """Refuse NaN and infinity, and say in which examples they are."""
+    if values.dtype.kind != "f":
+        return
+    flat = values.reshape(len(values), -1)
+    odd = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+    if len(odd):
+        first = flat[odd[0]]
+        more = f" (and {len(odd) - 1:,} more examples)" if len(odd) > 1 else ""
+        raise InputError(f"{what}[{odd[0]}] holds {first[~np.isfinite(first)][0]}{more}; expected finite numbers")
 
 
 def _range(dtype: np.dtype[np.generic]) -> int:

@@ -12,6 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedpriv.attacks.reconstruction import AttackRefused
 from fedpriv.attacks.reconstruction import preflight as attack_preflight
 from fedpriv.attacks.simulation import RANDOM
+from fedpriv.core.columns import worded
 from fedpriv.core.config import DataConfig, Experiment, override, parse_override, validated
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.federated import example_losses
@@ -295,7 +296,8 @@ def attacked(
         world = build_world_around(bare, dataset)
         settings, check = public_settings(bare, dataset, world.plans[0]), simulation_check(world)
         rehearsal = Rehearsal.of(world)
-        warnings = [*rehearsal.idle(world), *attack_preflight(world.model, settings, names)]
+        about = attack_preflight(world.model, settings, names)
+        warnings = [*rehearsal.idle(world), *(worded(line, dataset.kind) for line in about)]
     except (InputError, AttackRefused) as error:
         return tuple(AttackTrial(name=name, runs=False, reason=str(error)) for name in names), ()
     trials = []

@@ -205,7 +205,11 @@ WRONG = [
     ({"y_test": None}, "lacks y_test"),
     ({"y_test": None, "x_test": None, "client": np.zeros(3, int)}, "client has shape (3,); expected 20, as x_train"),
     ({"x_train": np.full((20, 8, 8, 3), 2, np.float32)}, "x_train is float32 from 2 to 2; expected 0 to 255 in whole"),
-    ({"x_test": np.full((8, 8, 8, 3), np.nan)}, "x_test is float64 from nan to nan; expected"),
+    ({"x_test": np.full((8, 8, 8, 3), np.nan)}, "x_test[0] holds nan (and 7 more examples); expected finite numbers"),
+    (
+        {"x_train": np.where(np.arange(20) == 7, np.inf, 0.0)[:, None], "x_test": None, "y_test": None},
+        "x_train[7] holds inf; expected finite numbers",
+    ),
     ({"x_train": np.full((20, 8, 8, 3), -1)}, "in floating point; (x - low) / (high - low) fits"),
     ({"x_train": np.full((20, 8, 8, 3), "a")}, "x_train has dtype <U1; expected numbers"),
     (

@@ -193,6 +193,15 @@ def refused(path: Path, **table: Any) -> InputError:
     return told.value
 
 
+@pytest.mark.parametrize("table", [{}, {"table": {"missing": "own"}}])
+def test_a_table_without_a_label_is_told_its_columns(tmp_path: Path, table: dict[str, Any]) -> None:
+    path = saved(tmp_path, {"a, b": [1, 2], "c": [3, 4]})
+    with pytest.raises(InputError, match=r"needs data.table.label, .*; \S+own.csv has a, b, c, y$"):
+        validated(DataConfig, {"name": "csv", "path": str(path), **table}, "test")
+    with pytest.raises(InputError, match=r"needs data.table.label, the column that is predicted$"):
+        validated(DataConfig, {"name": "csv", "path": str(tmp_path / "none.csv"), **table}, "test")
+
+
 def pasted(error: InputError, low: float, high: float) -> dict[str, Any]:
     """The section that an error prints, with bounds where it asks for them."""
     table: dict[str, Any] = tomllib.loads(error.paste)["data"]["table"]

@@ -322,7 +322,8 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
     [
         ("no_such_package.nets:linear", "no module no_such_package in "),
         ("{own}.other:linear", r"no module {own}.other in "),
-        ("{own}.nets:missing", "module {own}.nets has no 'missing'"),
+        ("{own}.nets:zzz", "module {own}.nets has no 'zzz'; it has linear, drawn, "),
+        ("{own}.nets:linaer", "module {own}.nets has no 'linaer'; did you mean linear?"),
         ("{own}.nets:not_a_function", "expected a function, not int"),
         ("{own}.nets:", "has no ''"),
         (":linear", "cannot be imported: ValueError"),

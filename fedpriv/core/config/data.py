@@ -1,15 +1,17 @@
 """The section [data] of an experiment: which data, where they lie, and how clients share them."""
 
+import csv
 import math
 from collections.abc import Iterator, Mapping
 from operator import not_
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.registry import DATASETS
 from fedpriv.core.sections import added_keys
 from fedpriv.core.settings import (
@@ -25,6 +27,7 @@ from fedpriv.core.settings import (
     absent,
 )
 
+_LONGEST_HEADER = 1 << 20  # characters
 _SHARE = Annotated[Real, Field(gt=0, lt=1)]
 
 
@@ -54,6 +57,19 @@ class ColumnConfig(Settings):
         if len(set(self.values)) < len(self.values):
             raise InputError(f"column {self.name!r}: a value is given twice")
         return self
+
+
+def _require_label(name: str, path: str, table: Any) -> None:
+    """Refuse a table without a label, and name the columns where its file is a readable CSV file."""
+    if not isinstance(table, Mapping) or "label" in table:
+        return
+    try:
+        with Path(path).expanduser().open(encoding="utf-8-sig") as file:
+            header = next(csv.reader([file.readline(_LONGEST_HEADER)], delimiter=table.get("delimiter", ",")), [])
+    except (OSError, RuntimeError, ValueError, TypeError, csv.Error):  # whoever reads the file says what is wrong
+        header = []
+    hint = f"{path} has {some_of(header)}" if header else ""
+    raise InputError(f"name = {name!r} needs data.table.label, the column that is predicted", hint=hint)
 
 
 class TableConfig(Settings):
@@ -337,6 +353,8 @@ class DataConfig(Extensible):
             said |= {"name": "object", "path": name}
         elif isinstance(name, str) and name in DATASETS and DATASETS[name].is_text and said.get("text") is None:
             said["text"] = {}
+        if isinstance(name, str) and name in DATASETS and DATASETS[name].needs_table and said.get("path"):
+            _require_label(name, str(said["path"]), said.get("table") or {})
         if said.get("partitioner") is not None:
             said.setdefault("partition", "partitioner")
         return said
@@ -393,9 +411,8 @@ class DataConfig(Extensible):
         source = DATASETS[self.name]
         if source.needs_path and not self.path:
             raise InputError(f"name = {self.name!r} needs data.path, the file")
-        if "table" not in source.reads and source.needs_table != (self.table is not None):
-            wanted = "data.table.label, the column that is predicted" if source.needs_table else "no section data.table"
-            raise InputError(f"name = {self.name!r} needs {wanted}")
+        if "table" not in source.reads and not source.needs_table and self.table is not None:
+            raise InputError(f"name = {self.name!r} needs no section data.table")
         reads = source.reads if self.table is None else ("key", "owner")
         form = f"name = {self.name!r}" + (" with data.table" if reads != source.reads else "")
         for key in ("key", "owner", "label", "size", "channels", "test_share"):

@@ -17,6 +17,7 @@ from fedpriv.data.own import (
     as_labels,
     as_pixels,
     channels_note,
+    check_finite,
     numbered_labels,
     order_rows,
     refuse_share,
@@ -98,6 +99,7 @@ def _check_pixels(header: Header, what: str) -> None:
 def _draw_tests(path: Path, members: dict[str, np.ndarray], names: Mapping[str, str], key: str, place: Place) -> None:
     """Make a share of the examples, of each client or of all, test examples."""
     x, owner = members[names["x_train"]], place.owner
+    check_finite(x, f"{path}: {names['x_train']}")  # before they are put in another order
     for name, values in members.items():
         if name != "class_names" and values.shape[:1] != x.shape[:1]:
             raise InputError(f"{path}: {name} has shape {values.shape}; expected {len(x)}, as {names['x_train']}")
