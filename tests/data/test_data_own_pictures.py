@@ -551,7 +551,7 @@ def leaf_file(path: Path, content: object) -> Path:
         ({"x": [0.5, 1], "y": [1, 2]}, "user 'ann': images have shape ()"),
         ({"x": [[0.5] * 4] * 4, "y": [1, "b"] * 2}, "its labels are of several types, such as"),
         ({"x": [[0.5] * 4], "y": [""]}, "user 'ann': y holds an empty text"),
-        ({"x": [[2e308] * 4], "y": [1]}, "user 'ann': x is float64 from inf to inf; expected"),
+        ({"x": [[2e308] * 4], "y": [1]}, "user 'ann': x[0] holds inf; expected finite numbers"),
         ({"x": [], "y": []}, "there is no example in it"),
         ('{"user_data": ', "not JSON that can be read, truncated or damaged"),
         ("[]", 'expected LEAF\'s {"users"'),
@@ -722,7 +722,7 @@ def test_datasets_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch_object(monkeypatch, {"train": Torch(*pictures[:9]), "val": Torch(*pictures[9:])})
     assert (len(data.y_train), len(data.y_test)) == (9, 3)
     data = torch_object(monkeypatch, torch.utils.data.TensorDataset(torch.rand(10, 64), torch.arange(10) % 2))
-    assert data.shape == (1, 1, 64) and data.example == "a signal of 1 series, 64 steps"
+    assert data.shape == (1, 1, 64) and data.example == "a signal of 1 series, 64 steps, as (C, H, W) = (1, 1, 64)"
 
 
 @pytest.mark.parametrize(

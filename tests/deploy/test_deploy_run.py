@@ -144,7 +144,7 @@ def test_who_has_no_right_to_take_part_is_refused(deployment: DeploymentFolder) 
 def test_a_supernode_killed_in_mid_round_and_restarted_takes_part_again(deployment: DeploymentFolder) -> None:
     here = deployment.path.parent
     outcome = []
-    # The answer of the killed node never comes; about a minute later the SuperLink says so, or the round ends.
+    # The answer of the killed node never comes; about a minute later the round goes on.
     settings = ("federation.rounds=4", "federation.round_timeout=90")
     arguments = ("deploy", "run", "small.toml", *(f"--set={text}" for text in settings), "--out", "killed")
     run = Thread(target=lambda: outcome.append(fedpriv(*arguments, cwd=here)))
@@ -158,7 +158,8 @@ def test_a_supernode_killed_in_mid_round_and_restarted_takes_part_again(deployme
     run.join()
     assert outcome[0].returncode == 0, outcome[0].stderr
     first, *later = RunFolder(here / "killed").rounds()[1:]
-    assert [failure.client for failure in first.failures] == [1]
-    assert first.used == (0,)
+    # It is asked again if it had left its secret on its disk before it was killed.
+    lost = [failure.client for failure in first.failures]
+    assert (lost, first.used) in (([1], (0,)), ([], (0, 1)))
     assert later[-1].used == (0, 1)
-    assert "client 1 left out" in outcome[0].stderr
+    assert ("client 1 left out" in outcome[0].stderr) == bool(lost)
