@@ -410,7 +410,8 @@ def _first_pass(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _First:
             total = loss(tried(x[:2].clone()), y[:2]).sum()
         nodes, leaves = reached(total, {})
         hidden = hidden_parameters(total, {name: value for name, value in originals.items() if value.requires_grad})
-    if any(name in node.name() for node in nodes for name in ("deform_conv2d", "DeformConv2d")):  # by torchvision's age
+    deforming = ("deform_conv2d", "DeformConv2d")  # as newer and older torchvisions name it
+    if any(name in node.name() for node in nodes for name in deforming):
         raise InputError(
             f"{type(model).__name__} calls torchvision's deform_conv2d, which ends the process where an offset is not "
             "finite: that a client is gone would tell of its data"
