@@ -4,7 +4,7 @@ Accounting sees a mechanism's parameters and counts of participations, never dat
 bounds: the smallest of all theorems that apply, with its name; None and the reason where no theorem applies.
 """
 
-from fedpriv.accounting.amplification import amplified_pure, amplified_rdp, subsampled_rdp
+from fedpriv.accounting.amplification import amplified_pure, amplified_rdp
 from fedpriv.accounting.calibration import (
     Comparison,
     Contender,
@@ -70,6 +70,5 @@ __all__ = [
     "rdp_to_epsilon",
     "release_with",
     "running_epsilon",
-    "subsampled_rdp",
     "vmf_rdp",
 ]

@@ -51,9 +51,9 @@ def tagged_rdp(orders: ArrayLike, divergences: ArrayLike, rate: float) -> Array:
 def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float, rate: float) -> Array:
     """Return the best proven Renyi privacy of one step of fixed-size sampling.
 
-    At every order it is the smallest of four bounds: the unsampled mechanism's (sampling never hurts: the divergence is
-    quasi-convex), the one implied by the amplified pure bound, and up to order 4096 :func:`subsampled_rdp` and
-    :func:`dominated_rdp`.
+    At every order it is the smallest of three bounds: the unsampled mechanism's (sampling never hurts: the divergence
+    is quasi-convex), the one implied by the amplified pure bound, and up to order 4096 :func:`dominated_rdp`. That for
+    any mechanism (Wang, Balle and Kasiviswanathan 2019, arXiv 1808.00087, Theorem 9) is never found to be below these.
 
     Args:
         orders: above 1.
@@ -66,35 +66,8 @@ def amplified_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float
     result = np.minimum(base(values), pure_rdp(values, amplified_pure(pure, rate)))
     within = values <= LARGEST_SAMPLED_ORDER
     if rate < 1 and np.any(within):
-        used = values[within]
-        for bound in (subsampled_rdp(used, base, pure, rate), dominated_rdp(used, base, rate)):
-            result[within] = np.minimum(result[within], bound)
+        result[within] = np.minimum(result[within], dominated_rdp(values[within], base, rate))
     return result
-
-
-def subsampled_rdp(orders: ArrayLike, base: Callable[[Array], Array], pure: float, rate: float) -> Array:
-    """Return the bound of Wang, Balle and Kasiviswanathan 2019 (arXiv 1808.00087), Theorem 9, for any mechanism.
-
-    At an integer order a, with r(j) the base at order j, and e = pure:
-
-        (a - 1) rdp(a) <= log( 1 + q^2 C(a,2) min{ 4 (exp(r(2)) - 1), exp(r(2)) min{2, (exp(e) - 1)^2} }
-                                 + sum_{j=3..a} q^j C(a,j) exp((j-1) r(j)) min{2, (exp(e) - 1)^j} )
-
-    summed in log space. In between (a - 1) rdp(a) is interpolated linearly: it is convex in a (their Corollary 10),
-    and 0 at a = 1.
-
-    Args:
-        orders: above 1, at most 4096.
-        base: Renyi privacy of the mechanism on a batch under replace-one, as a function of an array of orders.
-        pure: its pure epsilon, infinity if it has none.
-        rate: q in (0, 1].
-
-    Raises:
-        ValueError: an order out of range.
-    """
-    values = np.asarray(orders, dtype=np.float64)
-    terms = _log_terms(base(_integers(values)), pure, rate)
-    return _interpolated(values, lambda order: _scaled_bound(terms, order))
 
 
 def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float) -> Array:
@@ -115,8 +88,8 @@ def dominated_rdp(orders: ArrayLike, base: Callable[[Array], Array], rate: float
         <= 1 + a (a - 1) (1 - q)^(a-2) q^2 I + sum_{j=3..a} C(a,j) (1 - q)^(a-j) q^j (M(j) - 1)
              + min{ a (a - 1) q^2 I, (a - 1) q }
 
-    In between interpolated as in :func:`subsampled_rdp`; below order 2 the first power is also at most (q u)^(a-2), so
-    that q^a (M(a) - 1) may stand in the place of the sum.
+    In between (a - 1) rdp(a) is interpolated linearly: it is convex in a, and 0 at 1. Below order 2 the first power is
+    also at most (q u)^(a-2), so that q^a (M(a) - 1) may stand in the place of the sum.
 
     ``rate``: q in (0, 1).
     """
@@ -200,20 +173,6 @@ def _interpolated(orders: Array, scaled: Callable[[int], float]) -> Array:
     high = np.array([known[order] for order in above])
     share = orders - below
     return np.asarray(((1 - share) * low + share * high) / (orders - 1), np.float64)
-
-
-def _log_terms(divergence: Array, pure: float, rate: float) -> Array:
-    """Return log of the terms for j = 2, 3, ..., with 1/j! in place of the binomial."""
-    j = np.arange(2.0, divergence.size + 2)
-    log_odds = pure + _log1mexp(pure)  # log(exp(pure) - 1)
-    terms = (j - 1) * divergence + np.minimum(np.log(2.0), j * log_odds)
-    terms[0] = min(terms[0], np.log(4.0) + divergence[0] + _log1mexp(float(divergence[0])))
-    return np.asarray(terms + j * np.log(rate) - _log_factorial()[2 : j.size + 2])
-
-
-def _log1mexp(x: float) -> float:
-    """Return log(1 - exp(-x)) for x >= 0."""
-    return float(np.log(-np.expm1(-x))) if x > 0 else -np.inf
 
 
 def _scaled_bound(terms: Array, order: int) -> float:

@@ -76,11 +76,6 @@ def unlikely_rdp(order: ArrayLike, log_q: ArrayLike, sigma: float) -> Array:
     return np.where(holds, np.clip(bound, 0.0, free), free)
 
 
-def noisy_max_rdp(order: ArrayLike, counts: ArrayLike, sigma: float) -> Array:
-    """Return the Renyi cost of one noisy maximum on these counts (K,): data-dependent, so as private as they are."""
-    return unlikely_rdp(order, noisy_max_log_q(counts, sigma), sigma)
-
-
 def threshold_rdp(order: ArrayLike, largest: ArrayLike, threshold: float, sigma: float) -> Array:
     """Return the Renyi cost of learning whether the largest count with noise reaches a threshold: data-dependent."""
     z = (np.asarray(largest, np.float64) - threshold) / sigma

@@ -33,7 +33,7 @@ from fedpriv.accounting.ceiling import membership_advantage
 from fedpriv.accounting.memorisation import Statement, exposure_ceiling, of_copies, rank_ceiling
 from fedpriv.accounting.response import Response, label_guarantee, most_told
 from fedpriv.accounting.skellam import LEVELS, rounded_norm
-from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim, gnss_rdp, noisy_max_rdp
+from fedpriv.accounting.votes import gaussian_mu, gaussian_votes_claim, gnss_rdp, noisy_max_log_q, unlikely_rdp
 from fedpriv.service.proof import AnswerRelease, answer_guarantee, calibrated_level
 from tests.accounting import contour
 
@@ -521,7 +521,7 @@ def _votes() -> Iterator[Row]:
             "Renyi cost of a vote",
             f"normal noise {noise:g}, counts {counts}, order {order:g}; a bound for any number of classes, so looser",
             "scipy, exact for the two ways in which a vote can change",
-            lambda row=(order, counts, noise): float(noisy_max_rdp(*row)),
+            lambda row=(order, counts, noise): float(unlikely_rdp(row[0], noisy_max_log_q(*row[1:]), row[2])),
             lambda row=(gap, noise, order): _coins(*row),
             math.inf,
             rounding=EXACT,

@@ -15,7 +15,6 @@ from fedpriv.accounting import (
     gaussian_rdp,
     laplace_rdp,
     pure_rdp,
-    subsampled_rdp,
     vmf_rdp,
 )
 from fedpriv.accounting.amplification import dominated_rdp, poisson_gaussian_rdp
@@ -55,25 +54,22 @@ MECHANISMS = {
 
 @in_one_test("name", MECHANISMS)
 @pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5])
-def test_theorem_9_agrees_with_mpmath(name, rate):
+def test_no_figure_is_above_theorem_9_for_any_mechanism(name, rate):
     base, pure = MECHANISMS[name]
     orders = [2, 3, 4, 17, 64]
-    claimed = subsampled_rdp(orders, base, pure, rate)
-    expected = [theorem_9(order, base, pure, rate) for order in orders]
-    np.testing.assert_allclose(claimed, expected, rtol=1e-10)
+    claimed = amplified_rdp(orders, base, pure, rate)
+    assert np.all(claimed <= [theorem_9(order, base, pure, rate) * (1 + 1e-10) for order in orders])
 
 
 @pytest.mark.parametrize(("noise", "rate"), list(itertools.product([0.5, 2.0, 20.0], [0.001, 0.05, 0.3])))
-def test_theorem_9_and_dp_accounting(noise, rate):
-    """dp-accounting has the same bound beyond order 256 and at order 2, and a sharper one for the Gaussian between."""
+def test_no_figure_is_above_dp_accountings_of_theorem_9(noise, rate):
+    """Beyond order 256 and at order 2; between these dp-accounting has a sharper one for the Gaussian mechanism."""
     dp = pytest.importorskip("dp_accounting")
-    orders = np.array([2, 3, 10, 100, 256, 257, 300, 500])
+    orders = np.array([2, 257, 300, 500])
     event = dp.SampledWithoutReplacementDpEvent(1000, round(1000 * rate), dp.GaussianDpEvent(noise))
     accountant = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE).compose(event)
-    claimed = subsampled_rdp(orders, lambda values: gaussian_rdp(values, noise), np.inf, rate)
-    same = (orders == 2) | (orders > 256)
-    np.testing.assert_allclose(claimed[same], accountant.rdp[same], rtol=1e-9)
-    assert np.all(claimed >= accountant.rdp * (1 - 1e-9))
+    claimed = amplified_rdp(orders, lambda values: gaussian_rdp(values, noise), np.inf, rate)
+    assert np.all(claimed <= accountant.rdp * (1 + 1e-9))
 
 
 def divergence(p, q, order):
@@ -87,13 +83,11 @@ def test_never_below_the_truth_for_a_random_sign(kappa, rate):
     plus, minus = np.array([keep, 1 - keep]), np.array([1 - keep, keep])
     orders = np.array([1.05, 1.5, 2, 3, 4.5, 10, 60])
     claimed = amplified_rdp(orders, lambda values: vmf_rdp(values, 1, kappa), 2 * kappa, rate)
-    bound = subsampled_rdp(orders, lambda values: vmf_rdp(values, 1, kappa), 2 * kappa, rate)
     pure = amplified_pure(2 * kappa, rate)
     for others, order in itertools.product((plus, minus), range(orders.size)):
         p, q = (1 - rate) * others + rate * plus, (1 - rate) * others + rate * minus
         truth = max(divergence(p, q, orders[order]), divergence(q, p, orders[order]))
         assert truth <= claimed[order] * (1 + 1e-9)
-        assert truth <= bound[order] * (1 + 1e-9)
         assert max(np.max(np.log(p / q)), np.max(np.log(q / p))) <= pure * (1 + 1e-12)
 
 
@@ -239,4 +233,4 @@ def test_refuses_orders_it_has_no_bound_for(order):
     with pytest.raises(ValueError, match="orders after sampling"):
         poisson_gaussian_rdp([2.0, order], 1.0, 0.1)
     with pytest.raises(ValueError, match="orders after sampling"):
-        subsampled_rdp([2.0, order], lambda orders: gaussian_rdp(orders, 1.0), np.inf, 0.1)
+        dominated_rdp([2.0, order], lambda orders: gaussian_rdp(orders, 1.0), 0.1)

@@ -22,15 +22,20 @@ from fedpriv.accounting.votes import (
     noisy_max_cost,
     noisy_max_local_sensitivity,
     noisy_max_log_q,
-    noisy_max_rdp,
     smooth_sensitivity,
     threshold_local_sensitivity,
     threshold_rdp,
+    unlikely_rdp,
 )
 from fedpriv.core.errors import InputError
 from tests.cases import in_one_test
 
 Array = NDArray[np.float64]
+
+
+def noisy_max_rdp(order: float, counts: object, sigma: float) -> Array:
+    """The data-dependent Renyi cost of one noisy maximum on counts."""
+    return unlikely_rdp(order, noisy_max_log_q(counts, sigma), sigma)
 
 
 def published(values: object) -> object:
