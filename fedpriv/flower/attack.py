@@ -19,7 +19,6 @@ from fedpriv.attacks.own_model import Criterion, attack_config, reconstruct
 from fedpriv.attacks.reconstruction import AttackJob, Reconstruction
 from fedpriv.attacks.referee import Truth, public_guesses, score, score_guesses
 from fedpriv.attacks.settings import known_attack
-from fedpriv.attacks.simulation import Mismatch
 from fedpriv.core.columns import ColumnSpec, worded
 from fedpriv.core.config import AdversaryConfig, parse_override
 from fedpriv.core.errors import InputError, some_of
@@ -49,11 +48,10 @@ from fedpriv.flower.folder import (
     read_truth,
 )
 from fedpriv.flower.inference import records_of
-from fedpriv.flower.learner import Learner, as_learned, learner_of, own_loss, replayed, unrepeated
+from fedpriv.flower.learner import Learner, Replay, as_learned, filtered, learner_of, own_loss, replayed, unrepeated
 from fedpriv.flower.uploads import revealed
 from fedpriv.flower.watch import MOST_IMAGES, OWN_LOSS
 from fedpriv.mechanisms import recorded_mechanism
-from fedpriv.mechanisms.filters import recognised
 from fedpriv.mechanisms.gaussian import as_normal
 
 _RESULT = "attacks.json"
@@ -144,8 +142,7 @@ class _TappedVictim:
     learner: Learner
     loss: Criterion
     about: Exchange
-    doubt: Mismatch | None  # why a failure would show nothing; `None`: it counts, or what was trained on was not kept
-    longer: str  # what a replay says of the upload's length; empty: nothing
+    replay: Replay
     judge: Truth | None
     line: LedgerLine | None  # of noise that is known
 
@@ -166,18 +163,18 @@ def _victim(tapped: Tapped, folder: Path, upload: _TappedUpload, everything: Seq
     learner = learner_of(network, about, loss)
     observation = as_learned(_as_of_one_rate(upload.observation, upload.exchange), learner, about)
     known = upload.known
-    doubt, longer = None, ""
+    replay = Replay()
     if about.local:
-        doubt = unrepeated(f"the client keeps {some_of(about.local, 4)}, which it trains as well")
+        replay = unrepeated(f"the client keeps {some_of(about.local, 4)}, which it trains as well")
     elif known is not None and known.batches and about.noise not in _WITHIN:
         names = dict(zip(upload.observation.parameters, observation.parameters, strict=True))
         after = {names[name]: value for name, value in known.after.items() if name in names}
-        doubt, longer = replayed(learner, observation, replace(known, after=after), about.task)
+        replay = replayed(learner, observation, replace(known, after=after), about.task)
     criterion = own_loss if about.task in OWN_LOSS else loss
     if about.task in ("one logit", "one probability"):
         criterion = torch.nn.functional.cross_entropy
     judge = _truth(upload, about, everything)
-    return _TappedVictim(observation, learner, criterion, about, doubt, longer, judge, upload.line)
+    return _TappedVictim(observation, learner, criterion, about, replay, judge, upload.line)
 
 
 def _as_seen(upload: _TappedUpload) -> Exchange:
@@ -246,7 +243,7 @@ class _Campaign:
         if seconds <= 0:
             self.refused.append(f"{what}: not run, time was up: --seconds gives more.")
             return
-        doubt = victim.doubt
+        doubt = victim.replay.doubt
         if doubt is not None and doubt.bars(known_attack(name)) and victim.line is None:
             self.refused.append(f"{what}: {doubt.text}.")
             return
@@ -258,7 +255,7 @@ class _Campaign:
             return
         if victim.about.noise in _WITHIN:
             self.told.append(f"the noise of {victim.about.noise} is in the training, so that was not repeated")
-        self.told.extend([*victim.about.remarks, *remarks, *filter(None, [victim.longer])])
+        self.told.extend([*victim.about.remarks, *remarks, *filter(None, [victim.replay.longer])])
         self.attacked.add(victim.about.stem)
         self.pictures.append(_pictured(self.folder, victim, reconstruction, name))
         if victim.judge is None:
@@ -385,7 +382,7 @@ def _reconstructed(
     if about.kind == "row" and "tv" in known_attack(name).model_fields:
         settings = {"tv": 0.0, **settings}  # neighbours in a row are not alike, as pixels are
     mechanism = recorded_mechanism(public.mechanism)
-    seen = None if mechanism.protects else recognised(observation.upload)
+    seen = None if mechanism.protects else filtered(observation.upload, public, victim.replay.made)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reconstruction = reconstruct(

@@ -255,8 +255,8 @@ def built(tapped: Tapped, shape: tuple[int, ...] | None, classes: int | None) ->
     try:
         network = maker(**{key: value for key, value in known.items() if key in takes and value is not None})
     except Exception as error:
-        hint = "tap.model in fedpriv.toml names a function that returns the network"
-        raise InputError(key="tap.model", given=tapped.model, allowed=reason_of(error), hint=hint) from error
+        hint = "tap.model in fedpriv.toml names a function that returns it"
+        raise InputError(f"the network {tapped.model} cannot be made: {reason_of(error)}; {hint}") from error
     if not isinstance(network, nn.Module):
         raise InputError(f"tap.model = {tapped.model!r} returns {type(network).__name__}, no torch.nn.Module")
     return uncompiled(network)

@@ -8,7 +8,7 @@ an attack learns nothing.
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from fedpriv.flower.folder import Exchange, TrainedOn
 from fedpriv.flower.watch import OWN_LOSS, Task
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied
-from fedpriv.mechanisms.filters import recognised
+from fedpriv.mechanisms.filters import FilterSettings, recognised
 from fedpriv.models.machinery.logits import LogitsOf, logits_in
 
 OFF = 0.02
@@ -116,18 +116,34 @@ def as_learned(observation: Observation, learner: Learner, exchange: Exchange) -
     )
 
 
-def unrepeated(why: str) -> Mismatch:
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """What repeating a training on its batches says."""
+
+    doubt: Mismatch | None = None  # why an attack's failure would show nothing; `None`: it counts
+    longer: str = ""  # of an upload that has not the length of ours
+    made: Vector | None = None  # our update; `None`: nothing was repeated
+
+
+def unrepeated(why: str) -> Replay:
     """What a training that cannot be repeated says of attacks: a failure would show nothing."""
-    return Mismatch("wrong", f"the training cannot be repeated: {why}")
+    return Replay(Mismatch("wrong", f"the training cannot be repeated: {why}"))
 
 
-def replayed(
-    learner: Learner, observation: Observation, known: TrainedOn, task: Task | None
-) -> tuple[Mismatch | None, str]:
-    """Repeat a training on its batches: why an attack's failure would show nothing, if so, and how long the upload is.
+def filtered(upload: Vector, public: PublicSettings, made: Vector | None) -> FilterSettings | None:
+    """Return the filter in an app's own code that an upload looks like, unless its training makes such numbers.
 
-    Of an upload that has the length of ours the text is empty.
+    First steps of Adam have one size, and where units are dead they are zero.
     """
+    seen = recognised(upload)
+    if seen is None or (made is None and public.optimizer != "sgd"):
+        return None
+    plain = None if made is None else recognised(made)
+    return None if plain is not None and plain.name == seen.name else seen
+
+
+def replayed(learner: Learner, observation: Observation, known: TrainedOn, task: Task | None) -> Replay:
+    """Repeat a training on its batches."""
     before, wanted = observation.parameters, known.after or {}
     sent = observation.upload
     if wanted:
@@ -135,17 +151,19 @@ def replayed(
     try:
         made, drew = _trained(learner, before, observation.settings, known, task)
     except Exception as error:  # noqa: BLE001 - whatever the app's own network raises becomes the reason
-        return unrepeated(reason_of(error)), ""
-    if (seen := recognised(sent)) is not None:  # in the app's own code
-        made = seen.mechanism().expected({name: made[name] for name in sent})
+        return unrepeated(reason_of(error))
+    made = {name: made[name] for name in sent}
+    replay = Replay(made=made)
+    if (seen := filtered(sent, observation.settings, made)) is not None:
+        made = seen.mechanism().expected(made)
     pairs = [(made[name].double().flatten(), value.double().flatten()) for name, value in sent.items()]
     ours, theirs = (torch.cat(values) for values in zip(*pairs, strict=True))
     scale = float((ours @ theirs) / (ours @ ours).clamp_min(1e-300))
     off, length = max(0.0, float((scale * ours - theirs).norm()) - _ROUNDING * norm(before)), float(theirs.norm())
     if length and not off <= OFF * length:
-        return Mismatch("wrong", _ANOTHER.format(off / length)), ""
+        return replace(replay, doubt=Mismatch("wrong", _ANOTHER.format(off / length)))
     longer = f"the upload has {scale:.2g} times the length of an unclipped one" if abs(scale - 1) > OFF else ""
-    return Mismatch("random", _DRAWS) if drew else None, longer
+    return replace(replay, doubt=Mismatch("random", _DRAWS) if drew else None, longer=longer)
 
 
 def _trained(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.observation import Observation
+from fedpriv.core.errors import some_of
 from fedpriv.core.numbers import several
 from fedpriv.flower.arrays import update_of
 from fedpriv.flower.folder import MADE, MESSAGES, Exchange, read_arrays
@@ -30,6 +31,7 @@ from fedpriv.gradients import Vector
 _SAME = 1e-3  # by which two ratios differ at most, over their norm, that are one input
 _ALL_SAME = 1e-2  # where all neurons agree, which chance does not make
 _FEW = 256  # values of an array that was quantised
+_SHOWN = 6  # arrays that are no updates, each with its first numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +52,8 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
         update = {}
     if exchange.unattacked:
         lines.append(f"No gradient attack: {exchange.unattacked}.")
-    lines += _values(exchange, arrays, update)
+    examples = None if observation is None else observation.settings.examples
+    lines += [*_counts(exchange, examples), *_values(arrays, update)]
     found, splits, trees = None, dict[int, list[float]](), list[list[Leaf]]()
     sent = (bytes(value.tolist()) for value in _part(arrays, "sent/").values() if value.dtype == torch.uint8)
     known = {_mark(tree) for data in sent for tree in _dictionaries(_parsed(data)) if "left_children" in tree}
@@ -71,7 +74,7 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     elif update:
         lines += [*_size(before, update), *_rows(update), *_labels(exchange, update)]
         found = first_inputs(update)
-        lines += _inputs(exchange, found)
+        lines += _inputs(exchange, examples, found)
     if records is not None and not exchange.summed and (update or splits):
         lines += [f"{text}." for text in inferred(update, splits, trees, records)]
     return Revealed(tuple(f"{exchange.title}: {line}" for line in lines), found)
@@ -107,28 +110,56 @@ def _leaves(exchange: Exchange) -> Iterator[str]:
     yield f"leaves: {'; '.join(parts) or 'nothing'}."
 
 
-def _values(exchange: Exchange, arrays: Vector, update: Vector) -> Iterator[str]:
-    """Counts in metrics, and arrays that are no update of anything that was sent."""
+def _counts(exchange: Exchange, examples: int | None) -> Iterator[str]:
+    """Counts of one in metrics; of batches, as many apps give, where the tap saw more examples."""
     for name, values in exchange.replied.items():
-        if exchange.source != MADE and (key := _single(values)):
-            yield f"{name}.{key} = 1: all of it is about one example."
-    for key, value in sorted(arrays.items()):
-        own = key.split("/", 2)[-1]
-        if not key.startswith("reply/") or own in update or value.dtype == torch.uint8 or not value.numel():
+        if exchange.source == MADE or not (key := _single(values)):
             continue
-        name, flat = key.removeprefix("reply/"), value.double().flatten()
-        whole = bool((flat == flat.round()).all()) and float(flat.min()) >= 0
-        shown = ", ".join(f"{number:g}" for number in flat[:6].tolist())
-        if own.rpartition(".")[2] in ("running_mean", "running_var"):
-            yield f"{name} is a mean or variance of what a layer was given."
-        elif whole and len(flat) > 1 and float(flat.max()) == 1:
-            yield f"{name} leaves as it is, {len(flat)} flags of which {int(flat.sum())} are 1: {shown}."
-        elif whole and len(flat) > 1:
-            alone = int((flat == 1).sum())
-            single = f"; {alone} of {len(flat)} are 1, which is about one example" if alone else ""
-            yield f"{name} leaves as it is, whole numbers that add up to {flat.sum():g}, as counts do{single}: {shown}."
+        if examples is not None and examples > 1:
+            yield f"{name}.{key} = 1, but {examples} examples were trained on: it counts something else."
         else:
-            yield f"{name} is no update of what was sent, and leaves as it is: {shown}."
+            yield f"{name}.{key} = 1: all of it is about one example, if examples are counted."
+
+
+def _values(arrays: Vector, update: Vector) -> Iterator[str]:
+    """Arrays that are no update of anything that was sent."""
+    sent, replied = _part(arrays, "sent/"), _part(arrays, "reply/")
+    left = {
+        name: value
+        for name, value in sorted(replied.items())
+        if name.partition("/")[2] not in update and value.dtype != torch.uint8 and value.numel()
+    }
+    same = [name for name, value in left.items() if _is_same(value, sent.get(name.partition("/")[2]))]
+    if same:
+        yield f"sent back unchanged: {some_of(same, 4)}."
+    others = [name for name in left if name not in same]
+    yield from (_value(name, left[name]) for name in others[:_SHOWN])
+    if more := others[_SHOWN:]:
+        yield f"{several(len(more), 'further array')} of what is no update: {some_of(more, 4)}."
+
+
+def _is_same(value: Tensor, sent: Tensor | None) -> bool:
+    return sent is not None and value.dtype == sent.dtype and value.equal(sent)
+
+
+def _value(name: str, value: Tensor) -> str:
+    """What an array looks like that is no update."""
+    flat = value.double().flatten()
+    whole = bool((flat == flat.round()).all()) and float(flat.min()) >= 0
+    shown = ", ".join(f"{number:g}" for number in flat[:6].tolist())
+    if name.rpartition(".")[2] in ("running_mean", "running_var"):
+        return f"{name} is a mean or variance of what a layer was given."
+    if whole and len(flat) > 1 and float(flat.max()) == 1:
+        return f"{name} leaves as it is, {len(flat)} flags of which {int(flat.sum())} are 1: {shown}."
+    if whole and len(flat) > 1:
+        alone = int((flat == 1).sum())
+        single = f"; {alone} of {len(flat)} are 1, which is about one example" if alone else ""
+        return f"{name} leaves as it is, whole numbers that add up to {flat.sum():g}, as counts do{single}: {shown}."
+    return f"{name} is no update of what was sent, and leaves as it is: {shown}."
+
+
+def _is_single(exchange: Exchange) -> bool:
+    return any(map(_single, exchange.replied.values()))
 
 
 def _single(values: Mapping[str, Any]) -> str:
@@ -141,7 +172,8 @@ def _size(before: Vector, update: Vector) -> Iterator[str]:
     """Norms, and what compression, clipping of values or an optimiser has left of an update."""
     flat = torch.cat([value.flatten() for value in update.values()])
     start = torch.cat([value.double().flatten() for value in before.values()]).norm() if before else torch.zeros(())
-    yield f"the update of {len(flat):,} numbers has the norm {float(flat.norm()):.3g} (parameters: {float(start):.3g})."
+    size, length = several(len(flat), "number"), float(flat.norm())
+    yield f"the update of {size} has the norm {length:.3g} (parameters: {float(start):.3g})."
     moved = flat[flat != 0]
     if not len(moved):
         yield "nothing moved, so it reveals nothing."
@@ -180,17 +212,17 @@ def _labels(exchange: Exchange, update: Vector) -> Iterator[str]:
         return  # the output layer is not in the reply, or gives one number
     risen = (last[-1].bias > 0).nonzero().flatten().tolist()
     if 0 < len(risen) < len(last[-1].bias):
-        name = last[-1].bias_name
-        yield f"the last bias ({name}) rose for {risen[:12]}: the labels, if training was one step of a classifier."
+        what = f"the last bias ({last[-1].bias_name}) rose for {risen[:12]}"
+        yield f"{what}: labels of the client, if training was one step of a classifier."
 
 
-def _inputs(exchange: Exchange, found: Tensor | None) -> Iterator[str]:
+def _inputs(exchange: Exchange, examples: int | None, found: Tensor | None) -> Iterator[str]:
     """What the first layer's ratios are: a single example's input for certain, of several only if one moved them."""
     if found is None:
         return
     signs, length = sum(map(_is_signs, found)), f"{found.shape[1]} numbers"
     vectors = len(found) - signs
-    if vectors == len(found) == 1 and any(map(_single, exchange.replied.values())):
+    if vectors == len(found) == 1 and (examples == 1 or (examples is None and _is_single(exchange))):
         yield f"the first dense layer reveals its input in closed form: one example of {length}."
     elif vectors:
         is_what = "it is" if vectors == 1 else "each is"

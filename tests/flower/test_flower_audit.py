@@ -551,6 +551,9 @@ def test_mods_that_fail_to_evaluate_are_for_training_alone(tmp_path: Path) -> No
     said = summed_up("digits", run, read_answers(tmp_path), None, tmp_path).warnings
     assert any("1 of 2 messages failed (1 to evaluate)" in text for text in said)
     assert "fixedclipping_mod fails on messages other than train: give it to that alone, @app.train(mods=[...])" in said
+    asked_twice = [Answer(0, 1, "query", replied={"m": {"mean": value}}) for value in (1.5, 2.5)]
+    audit = summed_up("digits", Simulated(), asked_twice, None, tmp_path)
+    assert (audit.rounds, audit.leaving[0].why) == (2, "it may be computed from data")
 
 
 def test_what_is_said_of_one_answer_is_judged_by_one(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def asked(
     part: str = "",
     as_list: bool = False,
     outputs: int = 10,
+    keys: str = "",
 ) -> tuple[Exchange, Observation | None, nn.Module, Trained]:
     """Have a client train a network once, and return what the tap wrote, the network before, and the case."""
     torch.manual_seed(0)
@@ -111,7 +112,7 @@ def asked(
     sent = ArrayRecord([value.numpy() for value in kept.values()]) if as_list else ArrayRecord(kept)
     case = Trained(net, torch.rand(4, 1, 4, 4), torch.tensor([3, 1, 4, 1]), sent)
     name = "Net" if outputs == 10 else "one_logit"
-    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "{__name__}:{name}"\n'))])
+    app = ClientApp(mods=[tap(settings(home, f'[tap]\nmodel = "{__name__}:{name}"\n{keys}'))])
 
     @app.train()
     def train_round(message: Message, _: Any) -> Message:
@@ -249,6 +250,22 @@ def test_a_filter_in_an_app_is_recognised_and_attacked_as_such(home: Path, name:
     said = [text for text in (*summary.warnings, *summary.verdict) if "filter" in text]
     words = f"looks as if a filter ({MECHANISMS[name].title}) had been applied; attacked as such"
     assert any(words in text for text in said)
+
+
+@in_one_test("known", ["keep_images = true", "keep_images = false"])
+def test_steps_of_adam_are_not_taken_for_a_filter(home: Path, known: str) -> None:
+    """Its first step has numbers of one size, next to smaller ones and those of dead units, as percentiles leave."""
+
+    def train(case: Trained) -> None:
+        optimizer = torch.optim.Adam(case.net.parameters(), lr=RATE, eps=1e-6)
+        case.loss().backward()
+        optimizer.step()
+
+    asked(home, train, keys=known)
+    folder = home / "runs" / "tap-1"
+    summary = attack_tapped(folder, ["iga"], [], ["adversary.iga.iterations=2"], Silent())
+    folder.rename(home / "runs" / known[-5:])
+    assert not any("filter" in text for text in (*summary.warnings, *summary.verdict))
 
 
 @pytest.mark.parametrize("levels", [127, 7, 0])

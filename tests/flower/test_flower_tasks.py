@@ -357,7 +357,7 @@ def test_layers_that_stay_at_the_client_are_named(named: bool, home: Path) -> No
     app(message, context())
     (exchange,) = read_exchanges(home / "runs" / "tap-1")
     said = " ".join(attack_tapped(home / "runs" / "tap-1", ["iga"], [], [], Silent()).verdict)
-    assert "the labels, if training was" not in said  # the bias that rose is no output
+    assert "labels of the client, if" not in said  # the bias that rose is no output
     if named:
         assert (exchange.form, exchange.local) == ("update", ("out.weight", "out.bias"))
         assert "cannot be repeated: the client keeps out.weight, out.bias, which it trains as well" in said

@@ -309,6 +309,22 @@ def counted() -> tuple[RecordDict, ArrayRecord | None, str]:
     return RecordDict({"histogram": ArrayRecord([np.array([1, 0, 7, 1])])}), None, said
 
 
+def echoed() -> tuple[RecordDict, ArrayRecord | None, str]:
+    """As evaluations in Flower's quickstart for Hugging Face are."""
+    sent = ArrayRecord([np.full(3, 5), np.full(2, 7)])
+    return RecordDict({"arrays": sent}), sent, "sent back unchanged: arrays/0, arrays/1."
+
+
+def many() -> tuple[RecordDict, ArrayRecord | None, str]:
+    content = RecordDict({name: ArrayRecord([np.full(2, 0.5)] * 5) for name in ("a", "b")})
+    return (
+        content,
+        None,
+        "b/0 is no update of what was sent, and leaves as it is: 0.5, 0.5. "
+        + ("train of round 1, client 3: 4 further arrays of what is no update: b/1, b/2, b/3, b/4."),
+    )
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -327,6 +343,8 @@ def counted() -> tuple[RecordDict, ArrayRecord | None, str]:
         pickled,
         times,
         counted,
+        echoed,
+        many,
     ],
 )
 def test_what_a_reply_is_made_of_is_said(
@@ -334,5 +352,5 @@ def test_what_a_reply_is_made_of_is_said(
 ) -> None:
     content, sent, said = case()
     found = " ".join(answered(tmp_path, monkeypatch, content, sent).verdict)
-    assert said in found and "the labels, if training was" not in found
+    assert said in found and "labels of the client, if" not in found
     assert ("thresholds" in found) is ("thresholds" in said or "leaf" in said)

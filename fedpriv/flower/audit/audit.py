@@ -69,8 +69,7 @@ def _gone_if_interrupted(out: Path) -> Iterator[None]:
 
 def summed_up(name: str, run: Simulated, answers: Sequence[Answer], attacked: TappedSummary | None, out: Path) -> Audit:
     """Return what an audit finds in what was observed."""
-    trained = [answer for answer in answers if answer.trains and not answer.error]
-    per_client = Counter(answer.client for answer in trained)
+    per_client = Counter((answer.client, answer.type, answer.stage) for answer in answers if not answer.error)
     claimed = claims(answers, run.layers, run.rounds, out)
     return Audit(
         app=name,
@@ -183,12 +182,9 @@ def _over_all(kind: str, name: str, seen: Sequence[tuple[_Row, str]], weights: C
     verdict, why = row.verdict, row.why
     if verdict == "uncovered" and len(seen) > 1 and len(values) == 1:
         same = f"{values.pop()} in all answers"
-        if _is_count(name.rpartition(".")[2], weights):
-            why = f"{same}; {why}"
-        elif first.kind == "a number" and not name.endswith("res.status.code"):  # few clients may agree by chance
-            why = f"{same}; it may be computed from data"
-        else:
-            verdict, why = "constant", same
+        by_chance = first.kind == "a number" and not name.endswith("res.status.code")  # of few clients
+        may_tell = by_chance or _is_count(name.rpartition(".")[2], weights)
+        verdict, why = (verdict, f"{same}; {why}") if may_tell else ("constant", same)
     return Leaving(kind, name, first.kind, len(seen), row.cover, verdict, why)
 
 
@@ -299,7 +295,7 @@ def _of_value(answer: Answer, name: str, key: str, value: Any, weights: Collecti
         return _Row(kind, "", "uncovered", "whether the update was clipped")
     if _is_count(key, weights):
         return _Row(kind, "", "uncovered", "how many examples the client has")
-    return _Row(kind, "", "uncovered", "computed from data")
+    return _Row(kind, "", "uncovered", "it may be computed from data")
 
 
 def _let_out(answer: Answer, name: str, key: str) -> bool:
