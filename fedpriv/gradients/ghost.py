@@ -536,7 +536,8 @@ def _tried(
     outside = _used_outside(model, graph)
     if outside:
         return "", dict.fromkeys(outside, "it is used by something else than a function of torch"), {}
-    gradients = gradients_of(model, graph, len(x), Memory(chunk_bytes), route)
+    with seeded_generators(1, x.device):  # a part that is computed again must not draw by chance what the batch drew
+        gradients = gradients_of(model, graph, len(x), Memory(chunk_bytes), route)
     if isinstance(gradients, Entangled):
         return gradients.reason, {}, {}
     off = _other_sum(gradients, wanted, _tolerance(x))

@@ -26,6 +26,7 @@ from fedpriv.gradients.factors import Factor, Sizes
 from fedpriv.gradients.ghost import Route
 from fedpriv.gradients.operator import GradientOperator
 from fedpriv.gradients.per_example import (
+    OtherRoute,
     find_route,
     layer_of,
     per_example_gradients,
@@ -205,6 +206,8 @@ def _after(model: nn.Module, tried: nn.Module, change: _Change, seed: int) -> _P
     what = f"cannot compute a batch in which an example is {change.what}"
     try:
         return change.batch.run(tried, seed, what)
+    except OtherRoute as error:
+        raise InputError(f"{error}; one example decides it, {change.what}, so that no noise can protect it") from error
     except InputError as error:
         if not change.natural:
             return None  # a model that checks its input

@@ -18,6 +18,10 @@ from fedpriv.gradients.ghost import Entangled, Route, ghost_gradients, traced_ro
 from fedpriv.gradients.operator import DEFAULT_CHUNK_BYTES
 
 
+class OtherRoute(InputError):
+    """The model does not call on a batch what its route says: examples decide how those next to them are computed."""
+
+
 def find_route(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Route:
     """Return how the gradients of batches of this size are to be computed, found out on examples that tell nothing.
 
@@ -79,8 +83,7 @@ def per_example_gradients(
         else:
             gradients = ghost_gradients(model, loss, x, y, chunk_bytes, route=route, often=often, trained=trained)
             if route is not None and isinstance(gradients, Entangled):
-                kind, why = type(model).__name__, gradients.reason
-                raise InputError(f"{kind} works otherwise on these examples than on others: {why}")
+                raise OtherRoute(f"{type(model).__name__} works otherwise on these examples: {gradients.reason}")
         if isinstance(gradients, Entangled) and x._version == version:
             gradients = dense_gradients(model, loss, x, y, gradients.reason, chunk_bytes)
         refuse_changes(modules, before)
