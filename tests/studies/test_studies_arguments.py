@@ -38,9 +38,9 @@ def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[st
         ("dager --batches ²", "'²': expected a whole number of 1 or more"),
         ("dager --uploads ١", "'١': expected a whole number of 1 or more"),
         ("dager --uploads 1" + 5000 * "0", "0...': expected a whole number of 1 or more"),
-        ("noise --models nothing --victims 1", "model.name = 'nothing':"),
-        ("noise --data nothing --victims 1", "data.name = 'nothing':"),
-        (f"noise --iga-steps {10**17}", f"--iga-steps: iterations = {10**17}:"),
+        ("uploads --models nothing --victims 1", "model.name = 'nothing':"),
+        ("uploads --data nothing --victims 1", "data.name = 'nothing':"),
+        (f"uploads --steps {10**17}", f"iterations = {10**17}:"),
         ("zoo --only nothing", "--only nothing: no row has such a name; try 'timm/*'"),
         ("zoo --parts steps,nothing", "'nothing' is not known; allowed: steps, attacks, opacus"),
         ("pate --seeds none", "'none': expected a whole number"),
@@ -59,7 +59,7 @@ def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[st
         ("text_search --set iterations", "'iterations': expected KEY=VALUE"),
         ("text_search --attack lamp --set iterations=many", "iterations = 'many':"),
         ("text_search --noise gaussian:much", "sigma = 'much' is no number"),
-        ("unroll --optimizer nothing --victims 1", "training.optimizer = 'nothing':"),
+        ("uploads --epochs 1 --optimizer nothing --victims 1", "training.optimizer = 'nothing':"),
     ],
 )
 def test_what_is_wrong_is_named(
