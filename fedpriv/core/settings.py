@@ -88,6 +88,7 @@ Plain = TypeAliasType("Plain", "bool | int | float | str | tuple[Plain, ...] | T
 
 
 Chosen = TypeVar("Chosen", bound=Settings)
+Many = TypeVar("Many", bound=Sequence[Any])
 
 
 def _not_bool(value: Any) -> Any:
@@ -110,12 +111,17 @@ LEAST_EPSILON, MOST_EPSILON = 1e-9, 1e9
 Epsilon = Annotated[Real, Field(ge=LEAST_EPSILON, le=MOST_EPSILON)]
 
 
+def named_once(names: Many) -> Many:
+    """Refuse a list that names something twice."""
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise InputError(f"{twice} is named twice")
+    return names
+
+
 def _each_once(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Refuse groups that share a class."""
-    every = [label for group in groups for label in group]
-    twice = [label for number, label in enumerate(every) if label in every[:number]]
-    if twice:
-        raise InputError(f"class {twice[0]} is named twice")
+    named_once([f"class {label}" for group in groups for label in group])
     return groups
 
 

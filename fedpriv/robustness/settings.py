@@ -10,7 +10,7 @@ from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import SECTIONS
 from fedpriv.core.sections import ExperimentSection, ForwardNoise, NoiseInPass
-from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Settings
+from fedpriv.core.settings import Count, Epsilon, Integer, NonNegative, Positive, Real, Registered, Settings, named_once
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,13 +30,6 @@ def _ascending(sizes: tuple[float, ...]) -> tuple[float, ...]:
     if list(sizes) != sorted(set(sizes)):
         raise InputError("sizes ascend, each once")
     return sizes
-
-
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse an attack that is named twice."""
-    if len(set(names)) < len(names):
-        raise InputError("each is named once")
-    return names
 
 
 Sizes = Annotated[tuple[Positive, ...], AfterValidator(_ascending)]
@@ -72,7 +65,7 @@ class EvadeConfig(Settings):
     """What ``fedpriv probe`` does to images where its options do not say otherwise."""
 
     attacks: Annotated[
-        tuple[Annotated[str, Registered(EVASIONS, NOISELESS)], ...], Field(min_length=1), AfterValidator(_distinct)
+        tuple[Annotated[str, Registered(EVASIONS, NOISELESS)], ...], Field(min_length=1), AfterValidator(named_once)
     ] = Field(
         default_factory=lambda: tuple(EVASIONS),
         description="evasion attacks; unset: all; NAME-noiseless ignores the network's noise",

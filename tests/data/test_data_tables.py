@@ -129,7 +129,7 @@ BAD = [
     ({}, {"delimiter": "é"}, "expected one printable ASCII character, or a tab, and no quote"),
     ({}, {"delimiter": '"'}, "or a tab, and no quote"),
     ({}, {"delimiter": "\n"}, "one printable ASCII character"),
-    ({}, {"classes": ["low", "high", "low"]}, "'low' is told twice"),
+    ({}, {"classes": ["low", "high", "low"]}, "low is named twice"),
     ({}, {"columns": [AGE, {"name": "city", "values": ["Oslo", "Oslo"]}]}, "a value is given twice"),
     ({"age": {9: "x" * 3000}}, {}, "is no number"),
     ({"city": {9: "x" * 3000}}, {"columns": [AGE, {"name": "city", "values": list("abc")}]}, "is none of the known"),

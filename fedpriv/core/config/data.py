@@ -7,7 +7,7 @@ from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import override
 
@@ -25,6 +25,7 @@ from fedpriv.core.settings import (
     Registered,
     Settings,
     absent,
+    named_once,
 )
 
 _LONGEST_HEADER = 1 << 20  # characters
@@ -76,7 +77,7 @@ class TableConfig(Settings):
     """How rows of a CSV or Parquet file become numbers."""
 
     label: str = Field(description="the column that is predicted")
-    classes: tuple[str, ...] = Field(
+    classes: Annotated[tuple[str, ...], AfterValidator(named_once)] = Field(
         (), description="values of the label; none: the values of the training rows, sorted"
     )
     columns: tuple[ColumnConfig, ...] = Field((), description="settings of columns; others are inferred")
@@ -106,20 +107,10 @@ class TableConfig(Settings):
             raise InputError("expected one printable ASCII character, or a tab, and no quote")
         return delimiter
 
-    @field_validator("classes")
-    @classmethod
-    def _each_class_once(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
-        twice = [name for number, name in enumerate(classes) if name in classes[:number]]
-        if twice:
-            raise InputError(f"{twice[0]!r} is told twice")
-        return classes
-
     @model_validator(mode="after")
     def _each_column_once(self) -> Self:
         names = [column.name for column in self.columns]
-        twice = [name for number, name in enumerate(names) if name in names[:number]]
-        if twice:
-            raise InputError(f"column {twice[0]!r} is told twice")
+        named_once([f"column {name!r}" for name in names])
         if self.label in names:
             raise InputError(f"column {self.label!r} is the label; give its values as classes")
         return self

@@ -23,6 +23,7 @@ from fedpriv.core.settings import (
     Registered,
     Settings,
     absent,
+    named_once,
 )
 
 MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modulo 2^32
@@ -31,14 +32,6 @@ MOST_MASKED = 1000  # clients in a sum of masked uploads, which is computed modu
 ACTIVE_LISTENERS = ("malicious-server", "malicious-secure-aggregation")
 # Listeners whom no single upload reaches, only the sum of a round's.
 SUM_LISTENERS = ("secure-aggregation", "malicious-secure-aggregation", "outsider")
-
-
-def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Refuse a list that names something twice."""
-    twice = [value for number, value in enumerate(values) if value in values[:number]]
-    if twice:
-        raise InputError(f"{twice[0]} is named twice")
-    return values
 
 
 class FederationConfig(Extensible):
@@ -237,10 +230,10 @@ class AdversaryConfig(Extensible):
     knows_candidates: bool = Field(
         False, description="whether they hold, for each image, a list of 100 records that contains it"
     )
-    attacks: Annotated[tuple[Annotated[str, Registered(ATTACKS)], ...], AfterValidator(_distinct)] = Field(
+    attacks: Annotated[tuple[Annotated[str, Registered(ATTACKS)], ...], AfterValidator(named_once)] = Field(
         ("dlg", "iga"), description="reconstruction attacks; [] for none"
     )
-    rounds: Annotated[tuple[Count, ...], AfterValidator(_distinct)] = Field(
+    rounds: Annotated[tuple[Count, ...], AfterValidator(named_once)] = Field(
         (1,), description="rounds whose uploads are attacked, counted from 1"
     )
     victims: Count = Field(4, description="uploads attacked in each of these rounds, lowest client first")

@@ -26,6 +26,7 @@ from fedpriv.core.progress import Progress
 from fedpriv.core.records import Summary, kind_of
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.runs import RunFolder
+from fedpriv.core.settings import named_once
 from fedpriv.core.world import World
 
 # What may be set: the attacks' own settings, where they run, whether the counterfactual is tried, and whether uploads
@@ -103,12 +104,11 @@ def attack_command(
 
 def plan_attacks(before: Experiment, experiment: Experiment, names: Sequence[str]) -> tuple[PlannedAttack, ...]:
     """Name the attacks to make; one whose settings differ from the run's says in what."""
-    for number, name in enumerate(names):
+    named_once([f"attack {name}" for name in names])
+    for name in names:
         known_attack(name)
         if reason := unsuited(before, name):
             raise InputError(f"attack {reason}")
-        if name in names[:number]:
-            raise InputError(f"attack {name} is named twice")
     chosen = names or before.adversary.attacks
     joined = ["joined"] if experiment.adversary.join_uploads and not before.adversary.join_uploads else []
     plans = []
