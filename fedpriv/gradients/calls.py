@@ -94,8 +94,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for layer, mode in modes.items():
-            layer.training = mode
+        for layer, mode in modes.items():  # outer layers first; some do more than set a flag, such as unmerge adapters
+            if layer.training != mode:
+                layer.train(mode)
 
 
 def _recorder(part: ModelPart) -> Any:

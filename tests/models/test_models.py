@@ -242,6 +242,16 @@ def weight_normed(shape, classes):
 def waves(shape, classes):
     return Waves(shape, classes)
 
+class Merging(nn.Linear):
+    merged = False
+
+    def train(self, mode=True):
+        self.merged = not mode
+        return super().train(mode)
+
+def merging(shape, classes):
+    return nn.Sequential(nn.Flatten(), Merging(shape[0] * shape[1] * shape[2], classes))
+
 not_a_function = 3
 """
 
@@ -300,6 +310,12 @@ def test_weights_of_torchs_first_weight_norm_are_copied(own: str) -> None:
     refuse_mixed_examples(model, example_losses, torch.randn(13, 3, 2, 2), torch.arange(13) % 4)
     model(torch.ones(1, 3, 2, 2)).sum().backward()
     torch.testing.assert_close(copy.deepcopy(model)[1].weight, given)
+
+
+def test_layers_that_do_more_than_change_their_mode_are_as_they_were(own: str) -> None:
+    """Adapters such as loralib's are merged for evaluation; merged ones have no gradient."""
+    model = build_model(model_settings({"name": f"{own}.nets:merging"}), (3, 2, 2), 4, seed=1)
+    assert model.training and not model[1].merged
 
 
 def test_weights_that_were_made_under_inference_mode_can_be_trained_and_changed(own: str) -> None:
