@@ -107,6 +107,12 @@ def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:
     return headers
 
 
+def array_names(path: Path) -> tuple[str, ...]:
+    """Return the names of all that an ``.npz`` archive holds."""
+    with _reading(path, "the archive"), zipfile.ZipFile(path) as archive:
+        return tuple(name.removesuffix(".npy") for name in archive.namelist())
+
+
 def require_headers(path: Path, names: Sequence[str], more: Sequence[str] = ()) -> dict[str, Header]:
     """Return the headers of arrays that an archive must have, and of ``more`` those that are in it."""
     headers = read_headers(path, (*names, *more))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedpriv.core.columns import ColumnSpec, is_signal
 from fedpriv.core.config import DataConfig
-from fedpriv.core.errors import InputError
+from fedpriv.core.errors import InputError, some_of
 from fedpriv.core.files import TICK, content_digest
 from fedpriv.core.names import END
 from fedpriv.core.numbers import several
@@ -69,9 +69,16 @@ class Dataset:
     columns: tuple[ColumnSpec, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of anything proven about the data must know
     warnings: tuple[str, ...] = ()  # what was read and is probably not meant
+    unread: tuple[str, ...] = ()  # columns, or arrays, of the file that are not read
     text: TextFacts | None = None  # of texts; `None`: these are images or rows
     keys: Keys | None = None  # whose each example is; `None`: nobody says
     owners: np.ndarray | None = None  # (N,), the number of the person that each training example is of; or nobody says
+
+    @property
+    def left_out(self) -> str:
+        """One line on what is not read of the file; empty: all is."""
+        hint = "; data.text.label = 'COLUMN' would classify" if self.is_next else ""
+        return f"not read of the file: {some_of(self.unread)}{hint}" if self.unread else ""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -261,7 +268,7 @@ def _complete(name: str, place: Place, digest: bytes, *, is_kept: bool) -> Datas
     names = arrays.class_names or tuple(str(label) for label in range(int(arrays.y_train.max()) + 1))
     y_train, y_test = _labels(arrays.y_train), _labels(arrays.y_test)
     images = x_train, y_train, x_test, y_test
-    facts = {key: getattr(arrays, key) for key in ("columns", "notes", "warnings", "text", "keys")}
+    facts = {key: getattr(arrays, key) for key in ("columns", "notes", "warnings", "unread", "text", "keys")}
     if source.read_off and not arrays.columns and arrays.text is None:
         facts["notes"] += (source.read_off,)
     owners = arrays.keys.train if place.owner and place.owner == place.key and arrays.keys else arrays.owners
@@ -345,7 +352,7 @@ def _keep(stamp: str, arrays: Arrays) -> None:
 def _save(file: IO[bytes], arrays: Arrays) -> None:
     keys = arrays.keys
     names = {"class_names": arrays.class_names, "key_names": None if keys is None else keys.names}
-    names["warnings"] = arrays.warnings
+    names |= {"warnings": arrays.warnings, "unread": arrays.unread}
     file.write(json.dumps(names).encode() + b"\n")
     owners = () if keys is None else (keys.train, keys.test)
     images = (x.transpose(0, 3, 1, 2) for x in (arrays.x_train, arrays.x_test))  # as they lie in memory
@@ -359,5 +366,5 @@ def _load(file: IO[bytes]) -> Arrays:
     y_train, y_test, *owners, x_train, x_test = (np.load(file, allow_pickle=False) for _ in range(count))
     images = [x.transpose(0, 2, 3, 1) for x in (x_train, x_test)]
     arrays = Arrays(images[0], y_train, images[1], y_test, tuple(names["class_names"]))
-    arrays = replace(arrays, warnings=tuple(names["warnings"]))
+    arrays = replace(arrays, warnings=tuple(names["warnings"]), unread=tuple(names["unread"]))
     return replace(arrays, keys=Keys(owners[0], owners[1], tuple(names["key_names"]))) if owners else arrays

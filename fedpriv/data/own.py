@@ -249,9 +249,9 @@ def as_labels(values: np.ndarray, what: str) -> np.ndarray:
 def channels_note(shape: Sequence[int], what: str, channels: str | None) -> tuple[str, ...]:
     """Say which axis of images was taken as channels, where neither the setting nor a 1 or 3 says it.
 
-    Of (N, ., .) that look like signals, say that they were taken as grey pictures.
+    Of (N, ., .) that look like signals, say that they were taken as grey pictures; a line is both.
     """
-    if len(shape) == 3 and channels is None and is_signal(*shape[1:]):
+    if len(shape) == 3 and shape[1] > 1 and channels is None and is_signal(*shape[1:]):
         axis = "first" if shape[1] < shape[2] else "last"
         taken = f"grey pictures of {shape[1]} x {shape[2]} pixels"
         return (f"{what}, {tuple(shape)}: taken as {taken}; data.channels = {axis!r} makes it signals.",)

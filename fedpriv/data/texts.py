@@ -346,7 +346,7 @@ def own_texts(
     given = [row.label for rows in part for row in rows if row.label is not None]
     words = named or ordered_words(given, f"{place.path}: column {config.label!r}")
     arrays = arrays_of(part, dict(zip(words, words, strict=True)), config, place.root, place.path, read_off=not named)
-    return replace(arrays, text=arrays.text and replace(arrays.text, unread=unread))
+    return replace(arrays, unread=unread)
 
 
 def arrays_of(

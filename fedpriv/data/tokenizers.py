@@ -9,7 +9,7 @@ import string
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -243,7 +243,6 @@ class TextFacts:
     packed: bool = False  # whether sequences are cut from texts laid end to end
     response: str = ""  # next: what stands before what is learnt; empty: everything is
     until: str = ""  # next: the last of what is learnt, up to the next response; empty: the rest is
-    unread: tuple[str, ...] = field(default=(), kw_only=True)  # columns of the file that are not read
 
     @property
     def mark(self) -> tuple[int, ...]:

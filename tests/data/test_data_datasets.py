@@ -201,7 +201,7 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ({"x_train": None}, "lacks x_train; expected x_train, y_train, x_test, y_test"),
+    ({"x_train": None}, "own.npz: has y_train, x_test, y_test, and lacks x_train; expected x_train, y_train, "),
     ({"y_test": None}, "lacks y_test"),
     ({"y_test": None, "x_test": None, "client": np.zeros(3, int)}, "client has shape (3,); expected 20, as x_train"),
     ({"x_train": np.full((20, 8, 8, 3), 2, np.float32)}, "x_train is float32 from 2 to 2; expected 0 to 255 in whole"),

@@ -118,8 +118,9 @@ def test_own_files(tmp_path: Path, kind: str) -> None:
     assert dataset.text is not None
     assert dataset.class_names == ("no", "yes")
     assert dataset.keys is not None and dataset.keys.names == ("ann", "bob")
-    unread = load_dataset(config(path, length=8), 0).text
-    assert unread is not None and (dataset.text.unread, unread.unread) == ((), ("verdict",))
+    unlabelled = load_dataset(config(path, length=8), 0)
+    assert dataset.left_out == ""
+    assert unlabelled.left_out == "not read of the file: verdict; data.text.label = 'COLUMN' would classify"
     assert [dataset.text.tokenizer.decode(row.flatten().tolist()) for row in dataset.x_train] == [
         "Go home",
         "Stay",

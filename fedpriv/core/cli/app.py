@@ -136,9 +136,12 @@ def config_check(
     if deep and isinstance(settings, Experiment):
         # Imported here: torch and Flower take seconds that reading the settings need not wait for.
         from fedpriv.core.lab import check_experiment
+        from fedpriv.data.datasets import load_dataset
 
         for text in check_experiment(settings):
             print_warning(text)
+        if left_out := load_dataset(settings.data, settings.seed).left_out:
+            print_line(left_out)
     said = "a run can start" if deep else "the settings are valid. To also load the data and the network, add --deep"
     print_line(f"{file}: {said}.")
 

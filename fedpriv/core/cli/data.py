@@ -98,7 +98,7 @@ def _describe(file: str, as_json: bool) -> None:
         "examples": [len(train), len(test)],
         "classes": dict(zip(dataset.counted, zip(*counts, strict=True), strict=True)),
         "clients": shares.sizes.tolist(),
-        "unread": dataset.text.unread if dataset.text else (),
+        "unread": dataset.unread,
         "notes": dataset.notes,
         "warnings": dataset.warnings,
     }
@@ -109,9 +109,7 @@ def _describe(file: str, as_json: bool) -> None:
     sizes = some_of([f"{size:,}" for size in found["clients"]], _SHOWN)
     lines = [f"{dataset.source}: {len(train):,} training + {len(test):,} test examples, each {dataset.example}"]
     task = "task: predict the next token" if dataset.is_next else f"classes, training + test examples: {classes}"
-    unread = f"columns that are not read: {some_of(found['unread'], _SHOWN)}" if found["unread"] else ""
-    hint = "; data.text.label = 'COLUMN' would classify" if dataset.is_next else ""
-    lines += [task, f"{unread}{hint}"] if unread else [task]
+    lines += [task, *([dataset.left_out] if dataset.left_out else [])]
     keys = "" if dataset.keys is None else f" of {len(dataset.keys.names):,} keys in the data"
     lines += [f"{several(len(shares), 'client')}{keys}, training examples: {sizes}", *dataset.notes]
     print_sentences([printable(line) for line in (*lines, *(f"warning: {each}" for each in dataset.warnings))])

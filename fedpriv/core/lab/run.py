@@ -157,6 +157,8 @@ class _Run:
         """Train, attack, and write the summary, however the run ends."""
         folder, progress = self.folder, self.progress
         progress.stage(_headline(self.world))
+        if left_out := self.world.dataset.left_out:
+            progress.stage(left_out)
         for text in self.warnings:
             progress.warn(text)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -94,7 +95,11 @@ def _pictures(folder: str, key: str) -> list[PictureFile]:
     found = [PictureFile(path, *each, below) for where, each in classes.items() for path, below in _files(where)]
     if not found:
         layout = "CLIENT/CLASS/PICTURE" if key else "CLASS/PICTURE"
-        raise InputError(f"{folder}: no picture lies in {layout}; pictures end in {', '.join(ENDINGS)}")
+        others = sorted({path.suffix for path in Path(folder).rglob("*") if path.is_file()})
+        raise InputError(
+            f"{folder}: no picture lies in {layout}; pictures end in {', '.join(ENDINGS)}",
+            hint=f"files end in {some_of(others)}; data.name = 'npz' reads arrays" if others else "",
+        )
     filled = {picture.label for picture in found}
     empty = next((where for where, (label, _) in classes.items() if label not in filled), None)
     if empty is not None:

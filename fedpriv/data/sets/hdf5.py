@@ -72,7 +72,10 @@ def _opened(path: Path) -> Iterator[Any]:
 def _shares(path: Path, file: Any, place: Place) -> Iterator[ClientExamples]:
     clients = file.get("examples")
     if clients is None or not hasattr(clients, "items"):
-        raise InputError(f"{path}: has no group 'examples', whose groups are clients; it has {some_of(list(file))}")
+        raise InputError(
+            f"{path}: has no group 'examples', whose groups are clients; it has {some_of(list(file))}",
+            hint="data.name = 'npz' reads arrays that numpy.savez writes",
+        )
     for owner, fields in clients.items():
         where = f"{path}: client {owner!r}"
         names = [name for name, field in fields.items() if hasattr(field, "dtype")] if hasattr(fields, "items") else []

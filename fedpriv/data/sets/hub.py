@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -181,7 +181,10 @@ def _parquet(paths: Sequence[Path], where: str) -> StoredTable:
     try:
         schemas = [parquet.read_schema(path) for path in paths]
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{where}: not a Parquet file, truncated or damaged: {one_line(error)}") from None
+        raise InputError(
+            f"{where}: not a Parquet file, truncated or damaged: {one_line(error)}",
+            hint="data.name = 'mymodule:data' takes what datasets.load_dataset(...) returns",
+        ) from None
     for path, schema in zip(paths, schemas, strict=True):
         if not schema.equals(schemas[0]):
             raise InputError(f"{path}: its columns are not those of {paths[0]}")
@@ -232,7 +235,8 @@ def _images(parts: list[StoredTable], place: Place) -> Arrays:
         return read_pictures(cells, len(every), place.size, place.memory, place.path, places)
 
     given = sum(map(len, labels[1:]))
-    return image_arrays(every, given, place, read, owners, people, _names(first, label))
+    arrays = image_arrays(every, given, place, read, owners, people, _names(first, label))
+    return replace(arrays, unread=_unread(first, image, label, place.key, place.owner))
 
 
 def _column(parts: Sequence[StoredTable], key: str, name: str) -> list[str] | None:
@@ -295,9 +299,12 @@ def _texts(parts: list[StoredTable], place: Place) -> Arrays:
         raise InputError(key="data.owner", given=place.owner, allowed="of texts the column of data.key")
     config = place.text or CorpusConfig()
     rows = [_rows(part, place, config) for part in parts]
-    read = config.text, config.label, config.prompt, place.key
-    unread = tuple(name for name in parts[0].schema.names if name not in read)
+    unread = _unread(parts[0], config.text, config.label, config.prompt, place.key)
     return own_texts(rows, config, place, _names(parts[0], config.label), unread)
+
+
+def _unread(table: StoredTable, *read: str) -> tuple[str, ...]:
+    return tuple(name for name in table.schema.names if name not in read)
 
 
 def _rows(table: StoredTable, place: Place, config: CorpusConfig) -> list[Row]:

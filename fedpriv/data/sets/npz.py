@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from fedpriv.core.errors import InputError
-from fedpriv.core.npz import Header, read_arrays, read_headers
+from fedpriv.core.errors import InputError, some_of
+from fedpriv.core.npz import Header, array_names, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, as_texts, check_memory, named_classes, needed_memory
 from fedpriv.data.own import (
@@ -49,7 +49,8 @@ class OwnArrays(OwnFile):
         missing = [name for name, found in names.items() if found not in headers]
         if missing and missing != [*IMAGE_ARRAYS[2:]]:
             raise InputError(
-                f"{path}: lacks {', '.join(missing)}; expected {', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
+                f"{path}: has {some_of(array_names(path))}, and lacks {', '.join(missing)}; expected "
+                f"{', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
                 f"{', '.join(_MEDMNIST.values())}; without test data a share becomes that"
             )
         if not missing:
@@ -62,6 +63,7 @@ class OwnArrays(OwnFile):
         for name in (names["x_train"], names["x_test"]):
             if name in headers:
                 _check_pixels(headers[name], f"{path}: {name}")
+        unread = tuple(name for name in array_names(path) if name not in headers)
         check_memory(path, sum(map(needed_memory, headers.values())), place.memory)
         members = read_arrays(path, headers)
         if missing:
@@ -73,7 +75,7 @@ class OwnArrays(OwnFile):
         y_train, y_test, classes = numbered_labels(y_train, y_test, str(path), named_classes(path, members))
         keys = _keys(path, key, members, len(x_train), len(x_test))
         said = channels_note(headers[names["x_train"]].shape, names["x_train"], place.channels)
-        arrays = Arrays(x_train, y_train, x_test, y_test, classes, notes=said, keys=keys)
+        arrays = Arrays(x_train, y_train, x_test, y_test, classes, notes=said, keys=keys, unread=unread)
         people = _keys(path, owner, members, len(x_train), len(x_test)) if owner else None
         if people is not None:
             tests = () if owner == key else people.test.tolist()  # of its clients, who are tested by design
