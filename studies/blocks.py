@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from fedpriv.attacks.membership.report import MembershipColumns
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import Interval
-from fedpriv.core.report.drawing import LIGHT, dress, level, to_svg
+from fedpriv.core.report.drawing import LIGHT, dress, level, styled, to_svg
 from fedpriv.sweep.comparison import Setting, choose_attacks, settings_of
 from fedpriv.sweep.record import TrialRecord
 from studies.arguments import StudyParser
@@ -58,7 +58,7 @@ def main() -> None:
         study = study_of([records_of(path) for path in asked.sweeps])
         print(table(study), *small_tables(study), sep="\n", end="")
         if asked.plot is not None:
-            asked.plot.write_bytes(to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0])
+            asked.plot.write_bytes(to_svg(drawn(study), transparent=False)[0])
 
 
 def study_of(sweeps: Sequence[Sequence[TrialRecord]]) -> Study:
@@ -212,6 +212,7 @@ def _accuracy(setting: Setting) -> float:
     return 100 * setting.accuracy.value
 
 
+@styled()
 def drawn(study: Study) -> Figure:
     """Draw accuracy, proven epsilon, membership and reconstruction over the size of blocks."""
     drawing = Figure(figsize=(13.5, 7.6), layout="constrained", facecolor="white")
@@ -219,7 +220,7 @@ def drawn(study: Study) -> Figure:
     _lines(accuracy, study, lambda key: _accuracy_of(study.accuracy, key))
     accuracy.set_title("test accuracy", fontsize=10)
     if (bare := study.accuracy["", 0.0].accuracy) is not None:
-        level(accuracy, bare.value, "no mechanism", LIGHT)
+        level(accuracy, bare.value, "no mechanism")
     _lines(proven, study, lambda key: _proven(study.accuracy[key]))
     _logarithmic(proven)
     proven.set_title("proven ε of that run, at δ = 1e-5 (more: less is proven)", fontsize=10)
@@ -229,13 +230,13 @@ def drawn(study: Study) -> Figure:
     member.set_title(
         f"AUC of membership inference: {''.join(f'{each}; dashed: ' for each in attacks)}MIA-R", fontsize=10
     )
-    level(member, 0.5, "guess", LIGHT)
+    level(member, 0.5, "guess")
     for style, settings in zip(STYLES, study.uploads.values(), strict=True):
         _lines(error, study, partial(_of, settings, figure="MSE"), style)
     _logarithmic(error)
     error.set_title("MSE of reconstruction: map (dotted: closed form, dashed: Inverting Gradients)", fontsize=10)
     attacked = next(iter(study.uploads[RECONSTRUCTIONS[0]].values()))
-    level(error, guess(attacked), "guess", LIGHT)
+    level(error, guess(attacked), "guess")
     handles, labels = accuracy.get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=LIGHT.text)
     return drawing
@@ -247,7 +248,7 @@ def _proven(setting: Setting) -> Interval | None:
 
 def _lines(axes: Axes, study: Study, figure: Callable[[Key], Interval | None], style: Any = STYLES[0]) -> None:
     """One line for each nominal epsilon."""
-    dress(axes, LIGHT)
+    dress(axes)
     axes.grid(color=LIGHT.grid, linewidth=0.8)
     for number, epsilon in enumerate(levels(study)):
         found = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedpriv.core.errors import InputError
-from fedpriv.core.report.drawing import LIGHT, level, panel, to_svg
+from fedpriv.core.report.drawing import LIGHT, level, panel, styled, to_svg
 from fedpriv.sweep.comparison import Chosen, Setting, settings_of
 from fedpriv.sweep.page import series_name
 from studies.arguments import StudyParser
@@ -32,7 +32,7 @@ def main() -> None:
         settings = of_batches(asked.kept)
         print(table(settings), end="")
         if asked.plot:
-            asked.plot.write_bytes(to_svg(lambda _: drawn(settings), LIGHT, transparent=False)[0])
+            asked.plot.write_bytes(to_svg(drawn(settings), transparent=False)[0])
 
 
 def of_batches(path: Path) -> list[Setting]:
@@ -67,9 +67,10 @@ def _row(setting: Setting) -> tuple[str, ...]:
     )
 
 
+@styled()
 def drawn(settings: Sequence[Setting]) -> Figure:
     """Draw accuracy over the size of batches, a line for each mechanism."""
-    drawing, axes = panel(LIGHT, (7.5, 4.2))
+    drawing, axes = panel((7.5, 4.2))
     places = {batch: place for place, batch in enumerate(sorted({_batch(setting) for setting in settings}))}
     noisy = sorted({setting.series for setting in settings if setting.epsilon is not None})
     for number, series in enumerate(noisy):
@@ -78,7 +79,7 @@ def drawn(settings: Sequence[Setting]) -> Figure:
     for setting in settings:
         if setting.epsilon is None and setting.accuracy is not None:
             name = f"no mechanism, batches of {_batch(setting)}"
-            level(axes, 100 * setting.accuracy.value, name, LIGHT)
+            level(axes, 100 * setting.accuracy.value, name)
     axes.set_xticks(list(places.values()), [f"{batch}" for batch in places])
     axes.set_xlabel("images in a batch", color=LIGHT.muted)
     axes.set_title("test accuracy, %, at the same proven ε", fontsize=10)

@@ -6,7 +6,6 @@ screenshot).
 
 import csv
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from fedpriv.accounting import ceilings, guarantee, release_with
 from fedpriv.accounting.correlated import noise_factors
 from fedpriv.accounting.release import Release
 from fedpriv.core.names import SamplingName
-from fedpriv.core.report.drawing import LIGHT, Theme, dress, to_svg
+from fedpriv.core.report.drawing import LIGHT, dress, to_svg
 from studies.arguments import StudyParser
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -36,16 +35,11 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, metavar="DIR", help="with the folders quickstart, batches and imprint")
     with parser.parsed() as asked:
         for build in drawings:
-            drawn = partial(_given, build())
             name = build.__name__.replace("_", "-")
-            (asked.folder / f"{name}.svg").write_bytes(to_svg(drawn, LIGHT, transparent=False)[0])
+            (asked.folder / f"{name}.svg").write_bytes(to_svg(build(), transparent=False)[0])
         if asked.runs:
             for name, kinds in RECONSTRUCTED.items():
                 pictures(asked.runs / name, kinds).save(asked.folder / f"{name}.png", optimize=True)
-
-
-def _given(drawing: Figure, _: Theme) -> Figure:
-    return drawing
 
 
 def steps() -> Figure:
@@ -245,7 +239,7 @@ def _axes(*titles: str, size: tuple[float, float] = (8.5, 3.4)) -> tuple[Figure,
     drawing = Figure(figsize=size, layout="constrained", facecolor="white")
     found = drawing.subplots(1, len(titles), squeeze=False)[0]
     for axes, title in zip(found, titles, strict=True):
-        dress(axes, LIGHT)
+        dress(axes)
         axes.grid(color=LIGHT.grid, linewidth=0.8)
         axes.set_title(title, fontsize=10)
     return drawing, found

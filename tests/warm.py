@@ -6,18 +6,14 @@ from fedpriv.core import registry
 from fedpriv.core.report import drawing, page
 from fedpriv.data.sets.digits import Digits
 
-
-def _drawn(theme: drawing.Theme) -> Figure:
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
-    axes.semilogy([1, 10], label="letters and numbers")
-    axes.legend()
-    return figure
-
-
 for kinds in vars(registry).values():
     if isinstance(kinds, registry.Registry):
         tuple(kinds)
-drawing.plot(_drawn, "")
+with drawing.styled():
+    drawn = Figure(layout="constrained")
+    axes = drawn.subplots()
+    axes.semilogy([1, 10], label="letters and numbers")
+    axes.legend()
+    drawing.plot(drawn, "")
 page._template()
 Digits.arrays()

@@ -18,8 +18,6 @@ from fedpriv.core.runs import RunFolder
 from fedpriv.core.settings import Count, Settings
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
     from fedpriv.core.report.drawing import Plot
 
 
@@ -275,30 +273,29 @@ def roc_plot(attacks: Sequence[MembershipAttack]) -> "Plot | None":
     """Draw the curves of attacks on membership on logarithmic axes; ``None`` where there is no point to draw."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    from fedpriv.core.report.drawing import Theme, panel, plot
+    from fedpriv.core.report.drawing import LIGHT, panel, plot, styled
 
     drawn = [attack for attack in attacks if attack.curve.false_positive_rate]
     if not drawn:
         return None
     least = min(min(*attack.curve.false_positive_rate, *attack.curve.true_positive_rate) for attack in drawn)
 
-    def build(theme: Theme) -> "Drawing":
-        drawing, axes = panel(theme, (6.2, 4.4))
+    with styled():
+        drawing, axes = panel((6.2, 4.4))
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.plot([least, 1], [least, 1], color=theme.muted, linewidth=1, linestyle=(0, (1, 2)), label="a guess")
+        axes.plot([least, 1], [least, 1], color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)), label="a guess")
         for number, attack in enumerate(drawn):
             axes.plot(
                 attack.curve.false_positive_rate, attack.curve.true_positive_rate, label=attack.attack, linewidth=1.6,
-                color=(theme.line, theme.alarm, theme.text)[number % 3], linestyle=_DASHES[number // 3 % len(_DASHES)],
+                color=(LIGHT.line, LIGHT.alarm, LIGHT.text)[number % 3], linestyle=_DASHES[number // 3 % len(_DASHES)],
             )  # fmt: skip
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
             axis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("false positive rate", color=theme.muted)
-        axes.set_ylabel("true positive rate", color=theme.muted)
-        drawing.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=theme.text, handlelength=2.6)
-        return drawing
+        axes.set_xlabel("false positive rate", color=LIGHT.muted)
+        axes.set_ylabel("true positive rate", color=LIGHT.muted)
+        drawing.legend(loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=LIGHT.text, handlelength=2.6)
 
     names = ", ".join(f"{attack.attack} {decimal(attack.auc)}" for attack in drawn)
-    return plot(build, f"True against false positive rate of membership inference, logarithmic; areas: {names}.")
+    return plot(drawing, f"True against false positive rate of membership inference, logarithmic; areas: {names}.")

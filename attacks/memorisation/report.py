@@ -13,8 +13,6 @@ from fedpriv.core.reading import FileRecord, Record
 from fedpriv.core.registry import FINDINGS
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
     from fedpriv.core.report.drawing import Plot
 
 
@@ -171,31 +169,30 @@ def _share(share: float) -> str:
 def _plot(found: Memorisation) -> "Plot":
     """Every exposure by the number of copies, the guess, and what is proven of the mean."""
 
-    from fedpriv.core.report.drawing import Theme, panel, plot
+    from fedpriv.core.report.drawing import LIGHT, panel, plot, styled
 
     groups = found.groups
 
-    def build(theme: Theme) -> "Drawing":
-        drawing, axes = panel(theme, (6.2, 3.4), "y")
+    with styled():
+        drawing, axes = panel((6.2, 3.4), "y")
         for place, group in enumerate(groups):
             bits = [each.exposure for each in found.canaries if each.copies == group.copies]
             axes.plot(
-                _spread(place, len(bits)), bits, linestyle="", marker="o", markersize=5, color=theme.line, clip_on=False
+                _spread(place, len(bits)), bits, linestyle="", marker="o", markersize=5, color=LIGHT.line, clip_on=False
             )
-            axes.plot([place - 0.3, place + 0.3], [group.exposure] * 2, color=theme.line, linewidth=2.2)
+            axes.plot([place - 0.3, place + 0.3], [group.exposure] * 2, color=LIGHT.line, linewidth=2.2)
             if group.ceiling is not None:
-                axes.plot([place - 0.38, place + 0.38], [group.ceiling] * 2, color=theme.alarm, linewidth=2)
-        axes.axhline(found.guess, color=theme.muted, linewidth=1, linestyle=(0, (1, 2)))
-        axes.axhline(found.bits, color=theme.muted, linewidth=0.8)
+                axes.plot([place - 0.38, place + 0.38], [group.ceiling] * 2, color=LIGHT.alarm, linewidth=2)
+        axes.axhline(found.guess, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
+        axes.axhline(found.bits, color=LIGHT.muted, linewidth=0.8)
         axes.set_xticks(range(len(groups)), [count(group.copies) for group in groups])
         axes.set_ylim(0, 1.08 * found.bits)
-        axes.set_xlabel("copies in the training data", color=theme.muted)
-        axes.set_ylabel("exposure, bits", color=theme.muted)
-        return drawing
+        axes.set_xlabel("copies in the training data", color=LIGHT.muted)
+        axes.set_ylabel("exposure, bits", color=LIGHT.muted)
 
     said = "; ".join(f"{count(group.copies)} copies: {decimal(group.exposure, 2)}" for group in groups)
     return plot(
-        build,
+        drawing,
         f"Exposure of each canary and the mean by copies, in bits of {decimal(found.bits, 1)} at most. {said}. Dotted: "
         f"a guess, {decimal(found.guess, 2)}. Short orange lines: the proven bound on the mean.",
     )

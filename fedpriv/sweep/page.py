@@ -21,7 +21,7 @@ from fedpriv.core.files import write_whole
 from fedpriv.core.finding import Column, Part
 from fedpriv.core.numbers import figure
 from fedpriv.core.registry import ATTACKS, MECHANISMS
-from fedpriv.core.report.drawing import LIGHT, Plot, Theme, dress, plot
+from fedpriv.core.report.drawing import LIGHT, Plot, dress, plot, styled
 from fedpriv.core.report.filters import template
 from fedpriv.sweep.comparison import (
     Chosen,
@@ -105,32 +105,31 @@ def series_name(series: tuple[str, str]) -> str:
     return f"{name}, {unit}"
 
 
+@styled()
 def tradeoff_plot(settings: Sequence[Setting], tradeoff: Tradeoff, series: Sequence[tuple[str, str]]) -> Plot | None:
     """Draw one trade-off of one data set and network; ``None`` where no setting has both figures."""
     present = Counter(setting.series for setting, _, _ in _points(settings, tradeoff))
     if not present:
         return None
 
-    def build(_: Theme) -> Figure:
-        drawing = Figure(figsize=(5.6, 4.0), layout="constrained")
-        draw_tradeoff(drawing.subplots(), settings, tradeoff, series)
-        drawing.legend(
-            loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelcolor=LIGHT.text, handlelength=1.4
-        )
-        return drawing
+    drawing = Figure(figsize=(5.6, 4.0), layout="constrained")
+    draw_tradeoff(drawing.subplots(), settings, tradeoff, series)
+    drawing.legend(
+        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelcolor=LIGHT.text, handlelength=1.4
+    )
 
     data, model = settings[0].facet
     names = ", ".join(series_name(each) for each in present)
     alt = f"{tradeoff.name} of {model} on {data}: {present.total()} settings of {names}."
-    return plot(build, alt, dict(kind.colours for kind in MECHANISMS.values()))
+    return plot(drawing, alt, dict(kind.colours for kind in MECHANISMS.values()))
 
 
 def draw_tradeoff(
     axes: Axes, settings: Sequence[Setting], tradeoff: Tradeoff, series: Sequence[tuple[str, str]]
 ) -> None:
-    """Draw one trade-off into axes, in the light theme."""
+    """Draw one trade-off into axes."""
     points = _points(settings, tradeoff)
-    dress(axes, LIGHT)
+    dress(axes)
     axes.grid(color=LIGHT.grid, linewidth=0.8)
     axes.set_axisbelow(True)
     _scale(axes, tradeoff, [cost.value for _, cost, _ in points])

@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from fedpriv.core.report.drawing import LIGHT, to_svg
+from fedpriv.core.report.drawing import to_svg
 from studies.blocks import Study, drawn, small_tables, study_of, table
 from studies.kept import records_of
 from tests.drawings import numbers_of_svg
@@ -26,7 +26,7 @@ def test_the_kept_results_give_the_tables_of_the_pages(study: Study) -> None:
 
 def test_the_kept_results_give_the_figure(study: Study) -> None:
     """Every number of the drawing, to half a pixel: another matplotlib may round otherwise."""
-    made = to_svg(lambda _: drawn(study), LIGHT, transparent=False)[0]
+    made = to_svg(drawn(study), transparent=False)[0]
     kept = (DOCS / "images" / "blocks.svg").read_bytes()
     assert numbers_of_svg(made) == pytest.approx(numbers_of_svg(kept), abs=0.5)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.core.report.drawing import LIGHT, to_svg
+from fedpriv.core.report.drawing import to_svg
 from studies.equal_privacy import drawn, of_batches, table
 from studies.kept import records_of
 from tests.drawings import numbers_of_svg
@@ -24,7 +24,7 @@ def test_the_kept_results_give_the_tables_of_the_page(kept: str, name: str) -> N
 def test_the_kept_results_give_the_figure() -> None:
     """Every number of the drawing, to half a pixel: another matplotlib may round otherwise."""
     settings = of_batches(KEPT / "equal-privacy.csv.gz")
-    made = to_svg(lambda _: drawn(settings), LIGHT, transparent=False)[0]
+    made = to_svg(drawn(settings), transparent=False)[0]
     kept = (DOCS / "images" / "equal-privacy.svg").read_bytes()
     assert numbers_of_svg(made) == pytest.approx(numbers_of_svg(kept), abs=0.5)
 

@@ -4,7 +4,8 @@ import base64
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from types import MappingProxyType
@@ -71,54 +72,60 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def level(axes: Axes, value: float, name: str, theme: Theme) -> None:
-    """Draw a dotted line across, with its name above its end."""
-    axes.axhline(value, color=theme.muted, linewidth=1, linestyle=(0, (1, 2)))
-    axes.annotate(
-        name, (1, value), (0, 3), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right", va="bottom", color=theme.muted, fontsize=8.5,
-    )  # fmt: skip
-
-
-def dress(axes: Axes, theme: Theme) -> None:
-    """Give axes the theme's quiet colours."""
-    axes.set_facecolor("none")
-    axes.tick_params(colors=theme.muted, length=3)
-    for spine in axes.spines.values():
-        spine.set_color(theme.grid)
-
-
-def panel(theme: Theme, size: tuple[float, float], grid: Literal["both", "y"] = "both") -> tuple[Figure, Axes]:
-    """Return a drawing of this size in inches, and its one pair of axes, in the theme's colours."""
-    drawing = Figure(figsize=size, layout="constrained")
-    axes = drawing.subplots()
-    dress(axes, theme)
-    axes.grid(axis=grid, color=theme.grid, linewidth=0.8)
-    return drawing, axes
-
-
-def plot(build: Callable[[Theme], Figure], alt: str, colours: Mapping[str, str] = _NO_COLOURS) -> Plot:
-    """Draw in the light theme, and recolour that for the dark one, which takes a fiftieth of the time of a drawing."""
-    light, width, height = to_svg(build, LIGHT)
-    themes = dict(zip(asdict(LIGHT).values(), asdict(DARK).values(), strict=True))
-    return Plot(light, recoloured(light, {**colours, **themes}), alt, width, height)
-
-
-def to_svg(build: Callable[[Theme], Figure], theme: Theme, *, transparent: bool = True) -> tuple[bytes, int, int]:
-    """Draw as SVG without date or other traces of the machine; also return width and height in CSS pixels."""
-    buffer = io.BytesIO()
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw inside, or in a function that this decorates, in the style of all plots, whatever matplotlib is set to."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         # A glyph that matplotlib's font lacks is set by the reader's browser.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
-        drawing = build(theme)
-        if transparent:
-            for patch in (drawing.patch, *(axes.patch for axes in drawing.axes)):
-                patch.set(facecolor="none", edgecolor="none")
-        # Not savefig: it draws everything once more, only to let the layout settle before.
-        FigureCanvasSVG(drawing).print_svg(buffer, metadata={"Date": None, "Creator": None})
-        width, height = drawing.get_size_inches() * PIXELS_PER_INCH
+        yield
+
+
+def level(axes: Axes, value: float, name: str) -> None:
+    """Draw a dotted line across, with its name above its end."""
+    axes.axhline(value, color=LIGHT.muted, linewidth=1, linestyle=(0, (1, 2)))
+    axes.annotate(
+        name, (1, value), (0, 3), xycoords=("axes fraction", "data"),
+        textcoords="offset points", ha="right", va="bottom", color=LIGHT.muted, fontsize=8.5,
+    )  # fmt: skip
+
+
+def dress(axes: Axes) -> None:
+    """Give axes quiet colours."""
+    axes.set_facecolor("none")
+    axes.tick_params(colors=LIGHT.muted, length=3)
+    for spine in axes.spines.values():
+        spine.set_color(LIGHT.grid)
+
+
+def panel(size: tuple[float, float], grid: Literal["both", "y"] = "both") -> tuple[Figure, Axes]:
+    """Return a drawing of this size in inches, and its one pair of axes."""
+    drawing = Figure(figsize=size, layout="constrained")
+    axes = drawing.subplots()
+    dress(axes)
+    axes.grid(axis=grid, color=LIGHT.grid, linewidth=0.8)
+    return drawing, axes
+
+
+def plot(drawing: Figure, alt: str, colours: Mapping[str, str] = _NO_COLOURS) -> Plot:
+    """Return a light drawing, and recolour it for the dark version, which takes a fiftieth of the time of another."""
+    light, width, height = to_svg(drawing)
+    themes = dict(zip(asdict(LIGHT).values(), asdict(DARK).values(), strict=True))
+    return Plot(light, recoloured(light, {**colours, **themes}), alt, width, height)
+
+
+@styled()
+def to_svg(drawing: Figure, *, transparent: bool = True) -> tuple[bytes, int, int]:
+    """Return a drawing as SVG, without date or other traces of the machine, and width and height in CSS pixels."""
+    buffer = io.BytesIO()
+    if transparent:
+        for patch in (drawing.patch, *(axes.patch for axes in drawing.axes)):
+            patch.set(facecolor="none", edgecolor="none")
+    # Not savefig: it draws everything once more, only to let the layout settle before.
+    FigureCanvasSVG(drawing).print_svg(buffer, metadata={"Date": None, "Creator": None})
+    width, height = drawing.get_size_inches() * PIXELS_PER_INCH
     text = buffer.getvalue().decode().replace(_MATPLOTLIB_FONT, _READERS_FONT)
     return text.encode(), round(width), round(height)
 
@@ -161,25 +168,25 @@ _DRAWN = 1000  # clients that a drawing has columns for
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
+@styled()
 def accuracy_plot(rounds: Sequence[RoundRecord], classes: int | None, majority: float = 0.0) -> Plot | None:
     """Draw test accuracy over rounds, with the level of blind guessing (of a majority, if there is one)."""
     points = [(record.round, record.accuracy) for record in rounds if record.accuracy is not None]
     if not points:
         return None
 
-    def build(theme: Theme) -> Figure:
-        drawing, axes = _curve("Test accuracy", points, rounds, theme, percent)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_ylim(0, 1)
-        if classes:
-            guess = (1 / classes, f"guessing among {classes}")
-            height, words = (majority, "the most common class") if majority else guess
-            level(axes, height, words, theme)
-        return drawing
+    drawing, axes = _curve("Test accuracy", points, rounds, percent)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_ylim(0, 1)
+    if classes:
+        guess = (1 / classes, f"guessing among {classes}")
+        height, words = (majority, "the most common class") if majority else guess
+        level(axes, height, words)
 
-    return plot(build, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")
+    return plot(drawing, f"Test accuracy over rounds: {_course(points, percent)}{_faults(rounds)}.")
 
 
+@styled()
 def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
     """Draw test loss over rounds, on a logarithmic scale if it spans more than a factor of 20."""
     points = [(record.round, record.loss) for record in rounds if record.loss is not None]
@@ -188,20 +195,19 @@ def loss_plot(rounds: Sequence[RoundRecord]) -> Plot | None:
     values = [value for _, value in points]
     logarithmic = min(values) > 0 and max(values) > 20 * min(values)
 
-    def build(theme: Theme) -> Figure:
-        drawing, axes = _curve("Test loss", points, rounds, theme, figure)
-        if logarithmic:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value, 2)))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        else:
-            axes.set_ylim(min(0.0, *values), max(values) * 1.08 or 1)
-        return drawing
+    drawing, axes = _curve("Test loss", points, rounds, figure)
+    if logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value, 2)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(min(0.0, *values), max(values) * 1.08 or 1)
 
     scale = ", logarithmic scale" if logarithmic else ""
-    return plot(build, f"Test loss over rounds{scale}: {_course(points, figure)}{_faults(rounds)}.")
+    return plot(drawing, f"Test loss over rounds{scale}: {_course(points, figure)}{_faults(rounds)}.")
 
 
+@styled()
 def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | None:
     """Draw the worst client's running epsilon over rounds, with the ``target``; ``None`` where it tells nothing."""
     points = [(record.round, record.epsilon) for record in rounds if record.epsilon is not None]
@@ -209,52 +215,50 @@ def epsilon_plot(rounds: Sequence[RoundRecord], target: float | None) -> Plot | 
     if not values or (len(values) == 1 and target is None):
         return None
 
-    def build(theme: Theme) -> Figure:
-        drawing, axes = _curve("Proven ε of the worst client", points, (), theme, figure)
-        axes.set_ylim(0, 1.12 * max(*values, target or 0.0))
-        if target is not None:
-            level(axes, target, f"target {figure(target)}", theme)
-        return drawing
+    drawing, axes = _curve("Proven ε of the worst client", points, (), figure)
+    axes.set_ylim(0, 1.12 * max(*values, target or 0.0))
+    if target is not None:
+        level(axes, target, f"target {figure(target)}")
 
     limit = f"; clients stop at {figure(target)}" if target is not None else ""
     course = _course(points, figure)
     meaning = "an upper bound as the run went on (the final figure may be lower)"
-    return plot(build, f"Proven epsilon of the worst client, {meaning}: {course}{limit}.")
+    return plot(drawing, f"Proven epsilon of the worst client, {meaning}: {course}{limit}.")
 
 
+@styled()
 def questions_plot(
     curves: Sequence[tuple[str, Sequence[CurvePoint]]], across: tuple[float, str] | None, measured: str, said: str
 ) -> Plot:
     """Draw shares against numbers of questions, on a logarithmic scale."""
 
-    def build(theme: Theme) -> Figure:
-        drawing, axes = panel(theme, (7.2, 4.6), "y")
-        if across is not None:
-            level(axes, *across, theme)
-        for number, (name, points) in enumerate(curves):
-            axes.plot(
-                [point.queries for point in points], [point.share for point in points], label=name,
-                color=theme.line if number % 2 == 0 else theme.alarm, marker=_MARKERS[number % len(_MARKERS)],
-                linestyle=("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.2)))[number // 2 % 4], markersize=5,
-                markerfacecolor=theme.surface,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(round(value))))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(0, 1.04)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set_xlabel("questions", color=theme.muted)
-        axes.set_ylabel(measured, color=theme.muted)
-        drawing.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5, labelcolor=theme.text)
-        return drawing
+    drawing, axes = panel((7.2, 4.6), "y")
+    if across is not None:
+        level(axes, *across)
+    for number, (name, points) in enumerate(curves):
+        axes.plot(
+            [point.queries for point in points], [point.share for point in points], label=name,
+            color=LIGHT.line if number % 2 == 0 else LIGHT.alarm, marker=_MARKERS[number % len(_MARKERS)],
+            linestyle=("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.2)))[number // 2 % 4], markersize=5,
+            markerfacecolor=LIGHT.surface,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(round(value))))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_xlabel("questions", color=LIGHT.muted)
+    axes.set_ylabel(measured, color=LIGHT.muted)
+    drawing.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5, labelcolor=LIGHT.text)
 
     courses = [
         f"{name}: " + ", ".join(f"{percent(point.share)} after {count(point.queries)}" for point in points)
         for name, points in curves
     ]
-    return plot(build, f"{said}. {'; '.join(courses)}.")
+    return plot(drawing, f"{said}. {'; '.join(courses)}.")
 
 
+@styled()
 def partition_plot(partition: Partition) -> Plot:
     """Draw how the data are shared: a heat map of classes and the first clients, under bars of totals."""
     counts = np.array(partition.clients[:_DRAWN], dtype=np.int64)  # (clients, classes)
@@ -266,43 +270,41 @@ def partition_plot(partition: Partition) -> Plot:
     width = 1.3 + min(max(0.42 * clients, 2.6), 7.4)
     heat = min(max(0.25 * classes, 1.2), 4.6) if named else 4.6
 
-    def build(theme: Theme) -> Figure:
-        drawing = Figure(figsize=(width, heat + 1.5), layout="constrained")
-        bars, cells = drawing.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [0.8, heat]})
-        dress(bars, theme)
-        dress(cells, theme)
-        bars.bar(range(clients), totals, width=0.8, color=theme.line)
-        bars.set_ylabel("examples", color=theme.muted)
-        bars.yaxis.set_major_locator(MaxNLocator(2, integer=True))
-        bars.tick_params(axis="x", length=0)
-        image = cells.imshow(
-            counts.T, cmap=_shades(theme), vmin=0, vmax=max(int(counts.max()), 1), aspect="auto", interpolation="none"
-        )
-        cells.set_xlabel("client", color=theme.muted)
-        cells.set_ylabel("class", color=theme.muted)
-        cells.tick_params(length=0)
-        if clients <= 24:
-            cells.set_xticks(range(clients))
-        else:
-            cells.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-        if named:
-            cells.set_yticks(range(classes), names, parse_math=False)
-        else:
-            cells.yaxis.set_major_locator(MaxNLocator(10, integer=True))
-        if written:
-            _write_counts(cells, counts, theme)
-        else:
-            scale = drawing.colorbar(image, ax=cells, pad=0.01, fraction=0.03, aspect=30)
-            scale.set_label("examples of the class", color=theme.muted)
-            scale.outline.set_visible(False)
-            scale.ax.tick_params(colors=theme.muted, length=0)
-        return drawing
+    drawing = Figure(figsize=(width, heat + 1.5), layout="constrained")
+    bars, cells = drawing.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [0.8, heat]})
+    dress(bars)
+    dress(cells)
+    bars.bar(range(clients), totals, width=0.8, color=LIGHT.line)
+    bars.set_ylabel("examples", color=LIGHT.muted)
+    bars.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    bars.tick_params(axis="x", length=0)
+    image = cells.imshow(
+        counts.T, cmap=_shades(LIGHT), vmin=0, vmax=max(int(counts.max()), 1), aspect="auto", interpolation="none"
+    )
+    cells.set_xlabel("client", color=LIGHT.muted)
+    cells.set_ylabel("class", color=LIGHT.muted)
+    cells.tick_params(length=0)
+    if clients <= 24:
+        cells.set_xticks(range(clients))
+    else:
+        cells.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    if named:
+        cells.set_yticks(range(classes), names, parse_math=False)
+    else:
+        cells.yaxis.set_major_locator(MaxNLocator(10, integer=True))
+    if written:
+        _write_counts(cells, counts)
+    else:
+        scale = drawing.colorbar(image, ax=cells, pad=0.01, fraction=0.03, aspect=30)
+        scale.set_label("examples of the class", color=LIGHT.muted)
+        scale.outline.set_visible(False)
+        scale.ax.tick_params(colors=LIGHT.muted, length=0)
 
     held = (counts > 0).sum(axis=1)
     first = f"the first {clients} of " if clients < partition.count else ""
     kinds = "" if classes == 1 else f", of {_range(held)} of the {classes} classes"
     alt = f"Who holds what: {_range(totals)} examples a client{kinds}; {first}{count(partition.count)} clients."
-    return plot(build, alt, _dark_shades())
+    return plot(drawing, alt, _dark_shades())
 
 
 def _shades(theme: Theme) -> LinearSegmentedColormap:
@@ -317,11 +319,11 @@ def _dark_shades() -> dict[str, str]:
     return {f"#{bytes(old[:3]).hex()}": f"#{bytes(new[:3]).hex()}" for old, new in pairs}
 
 
-def _write_counts(axes: Axes, counts: np.ndarray, theme: Theme) -> None:
+def _write_counts(axes: Axes, counts: np.ndarray) -> None:
     most = max(int(counts.max()), 1)
     for (client, label), number in np.ndenumerate(counts):
         # Dark ink on pale cells and pale ink on dark ones, in either theme.
-        ink = theme.surface if number > 0.45 * most else theme.text if number else theme.muted
+        ink = LIGHT.surface if number > 0.45 * most else LIGHT.text if number else LIGHT.muted
         text = count(int(number)) if number else "·"
         # Cells hold their texts: the layout need not measure them.
         axes.text(client, label, text, ha="center", va="center", fontsize=8, color=ink, in_layout=False)
@@ -331,27 +333,26 @@ def _curve(
     title: str,
     points: Sequence[tuple[int, float]],
     rounds: Sequence[RoundRecord],
-    theme: Theme,
     text: Callable[[float], str],
 ) -> tuple[Figure, Axes]:
     """A line with its last value written at its end and crosses at rounds in which clients failed."""
-    drawing, axes = panel(theme, (5.0, 3.0), "y")
+    drawing, axes = panel((5.0, 3.0), "y")
     numbers, values = zip(*points, strict=True)
     marker = "o" if len(points) <= 30 else ""
-    axes.plot(numbers, values, color=theme.line, linewidth=2, marker=marker, markersize=3.5, clip_on=False)
+    axes.plot(numbers, values, color=LIGHT.line, linewidth=2, marker=marker, markersize=3.5, clip_on=False)
     failed = {record.round for record in rounds if record.failures}
     crosses = [point for point in points if point[0] in failed]
     if crosses:
         axes.plot(
             *zip(*crosses, strict=True), linestyle="", marker="x", markersize=9, markeredgewidth=2.2,
-            color=theme.alarm, clip_on=False, zorder=3,
+            color=LIGHT.alarm, clip_on=False, zorder=3,
         )  # fmt: skip
     axes.annotate(
         text(values[-1]), (numbers[-1], values[-1]), (8, 0), textcoords="offset points", va="center",
-        color=theme.text, fontweight="bold", annotation_clip=False,
+        color=LIGHT.text, fontweight="bold", annotation_clip=False,
     )  # fmt: skip
-    axes.set_title(title, loc="left", color=theme.text, fontsize=11, fontweight="bold")
-    axes.set_xlabel("round", color=theme.muted)
+    axes.set_title(title, loc="left", color=LIGHT.text, fontsize=11, fontweight="bold")
+    axes.set_xlabel("round", color=LIGHT.muted)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.margins(x=0.02)
     return drawing, axes

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from fedpriv.attacks.membership.report import Curve, MembershipAttack, roc_plot
@@ -16,14 +15,11 @@ from fedpriv.core.report import drawing
 from fedpriv.core.report.drawing import (
     DARK,
     Plot,
-    Theme,
     accuracy_plot,
     epsilon_plot,
     loss_plot,
     partition_plot,
-    plot,
     recoloured,
-    to_svg,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -192,17 +188,12 @@ DRAWN: dict[str, Callable[[], Plot | None]] = {
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_dark_version_is_that_of_drawing_in_the_dark_theme(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the names that matplotlib gives to marks, and to 2/255 in pictures: some light shades stand for several."""
-    builds: list[Callable[[Theme], Figure]] = []
-
-    def kept(build: Callable[[Theme], Figure], *rest: object) -> Plot:
-        builds.append(build)
-        return plot(build, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(drawing, "plot", kept)
     found = DRAWN[name]()
     assert found is not None
-    drawn, _, _ = to_svg(builds[0], DARK)
-    (text, pictures), (wanted_text, wanted_pictures) = (taken_apart(svg) for svg in (found.dark, drawn))
+    monkeypatch.setattr(drawing, "LIGHT", DARK)
+    wanted_plot = DRAWN[name]()
+    assert wanted_plot is not None
+    (text, pictures), (wanted_text, wanted_pictures) = (taken_apart(svg) for svg in (found.dark, wanted_plot.light))
     assert text == wanted_text
     assert len(pictures) == len(wanted_pictures) == {"numbers": 1, "colour bar": 2}.get(name, 0)
     for picture, wanted in zip(pictures, wanted_pictures, strict=True):
