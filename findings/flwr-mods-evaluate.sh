@@ -4,8 +4,9 @@
 # Guess: they are for training, as their documentation says ("operates on messages of type MessageType.TRAIN"), and pass
 # all other messages on, as the mods of the same names for older apps (flwr.client.mod) do.
 # Seen: LocalDpMod, fixedclipping_mod and adaptiveclipping_mod look for one ArrayRecord in the reply to evaluate too, or
-# for a clipping norm in its message, and the server gets an error: that the wrapper may be missing, though it is there.
-# Training goes on, so a strategy with fraction_evaluate above 0 has no metrics of its clients. Given to the function,
+# for a clipping norm in its message, and answer with an error: that the wrapper may be missing, though it is there. So
+# a strategy with fraction_evaluate above 0 has no metrics of its clients. The error about a reply is addressed to the
+# client itself; Flower's simulation drops it, and the server waits until its timeout, an hour. Given to the function,
 # @app.train(mods=[...]), the same mods leave evaluate alone.
 . "$(dirname "$0")/packages.bash"
 packages flwr==1.42.0 numpy==2.4.6

@@ -29,6 +29,7 @@ from fedpriv.flower.arrays import (
     is_training,
     moved,
     nearest_form,
+    parameters_of,
     record_of,
     rescaled,
     round_of,
@@ -133,25 +134,28 @@ class Tap:
         about: Exchange,
         sent: Vector,
         seen: Seen,
-        others: Callable[[Exchange, Vector, Seen], ReleasedUpdate | None],
+        others: Callable[[Exchange, Vector, Seen, Message], ReleasedUpdate | None],
         run: int,
         reply: Message,
         released: ReleasedUpdate | None,
     ) -> None:
         """Write down a reply; what goes wrong is told, and changes nothing for the app."""
         try:
-            seen.released = released or others(about, sent, seen)
+            seen.released = released or others(about, sent, seen, reply)
             self._write(about, sent, seen, run, reply)
         except (InputError, OSError, ValueError) as error:
             _LOG.error("fedpriv tap: client %d, nothing was written: %s", about.client, error)
 
-    def _others(self, noises: Noises, answers: int, about: Exchange, sent: Vector, seen: Seen) -> ReleasedUpdate | None:
+    def _others(
+        self, noises: Noises, answers: int, about: Exchange, sent: Vector, seen: Seen, reply: Message
+    ) -> ReleasedUpdate | None:
         """The noise of other libraries in a reply to train; a mechanism of ours is claimed alone."""
         moving = {name: sent[name] for name in seen.trained or moved(sent)}
         if not moving or not about.type.startswith("train"):
             return None
         steps = max(self.settings.local_steps or 0, seen.step_count)
-        return others_noise(noises, self.settings.noise, about.client, answers, moving, steps)
+        left = parameters_of(reply)
+        return others_noise(noises, self.settings.noise, about.client, answers, moving, steps, left)
 
     def _write(self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message) -> None:
         if reply.has_error():

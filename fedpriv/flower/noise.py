@@ -191,6 +191,7 @@ class Noises:
     """What added noise while a message was answered."""
 
     mods: list[Noise] = field(default_factory=list)  # by LocalDpMod, innermost first
+    given: set[str] = field(default_factory=set)  # arrays of which it has made noisy ones
     drawn: Drawn = field(default_factory=Drawn)
     # of Opacus: (optimiser, its noise multiplier, the rate that its accountant is given) -> steps
     steps: Counter[tuple[Any, float, float]] = field(default_factory=Counter)
@@ -202,6 +203,12 @@ class Noises:
     summed: bool = False  # whether the gradients of several batches were added up in a step
     reordered: bool = False  # whether sequences were packed in another order than that of their batch
     _seed: int = field(default_factory=torch.initial_seed)
+
+    def local(self, reply: Vector) -> tuple[Noise, ...]:
+        """The noise of LocalDpMod in what leaves, to which an app's own mod may have added other arrays."""
+        bare = [name for name, value in reply.items() if value.is_floating_point() and name not in self.given]
+        doubt = f"LocalDpMod was not given {bare[0]}, which leaves as well" if bare else ""
+        return tuple(replace(each, doubt=each.doubt or doubt) for each in self.mods)
 
     @property
     def private(self) -> list[Any]:
@@ -287,6 +294,7 @@ def hearing_noise() -> Iterator[Noises]:
         before, after = parameters_of(message), parameters_of(reply)
         if before and after:
             noises.mods.append(_of_local(mod, before, after))
+            noises.given |= {*after}
 
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
     with until_the_end([hook]), hearing_loaders(noises.drawn), _hearing_engines(noises), ExitStack() as stack:
@@ -357,13 +365,13 @@ def _of_local(mod: LocalMod, before: Vector, after: Vector) -> Noise:
         )
     if told > 1:
         notes.append("its formula for the noise is proven only for epsilon below 1")
-    scalars = (name for name, value in before.items() if name in after and value.is_floating_point() and not value.ndim)
+    scalars = (name for name, value in before.items() if name in after and not value.ndim)  # BatchNorm's counter, too
     left = tuple(name for name in scalars if not after[name].double().equal(before[name].double()))
     return replace(noise, left=left, stated=stated_of(told, delta), notes=tuple(notes))
 
 
 def others_noise(
-    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, steps: int
+    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, steps: int, reply: Vector
 ) -> ReleasedUpdate | None:
     """Return what is known of the noise in a reply, as seen and as ``[tap.noise]`` says; ``None``: none is known.
 
@@ -372,7 +380,7 @@ def others_noise(
     if told is not None:
         return _as_told(noises.drawn, told, client, answers, sent, steps)
     scalars = tuple(name for name, value in sent.items() if not value.ndim)
-    local = tuple(replace(each, left=tuple(dict.fromkeys((*each.left, *scalars)))) for each in noises.mods[-1:])
+    local = tuple(replace(each, left=tuple(dict.fromkeys((*each.left, *scalars)))) for each in noises.local(reply)[-1:])
     found = local or noises.engines
     if not found or any(each.doubt in (NO_NOISE, UNBOUNDED) for each in found):
         return None

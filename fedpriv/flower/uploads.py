@@ -149,6 +149,8 @@ def _value(name: str, value: Tensor) -> str:
     shown = ", ".join(f"{number:g}" for number in flat[:6].tolist())
     if name.rpartition(".")[2] in ("running_mean", "running_var"):
         return f"{name} is a mean or variance of what a layer was given."
+    if len(flat) > 1 and float(flat.min()) == float(flat.max()):
+        return f"{name} leaves as it is: all {len(flat):,} numbers are {flat[0]:g}."
     if whole and len(flat) > 1 and float(flat.max()) == 1:
         return f"{name} leaves as it is, {len(flat)} flags of which {int(flat.sum())} are 1: {shown}."
     if whole and len(flat) > 1:

@@ -509,6 +509,10 @@ LEFT = {
         Answer(0, 1, "train", sent={"a": {"w": "float32 (2,)"}}, replied={"e": {"0": "float32 (9, 4)"}}),
         "raw data",
     ),
+    "first parameters": (
+        Answer(0, 1, "get_parameters", sent={}, replied={"getparametersres.parameters": {"0": "float32 (2,)"}}),
+        "uncovered",
+    ),
     "trees": (Answer(0, 1, "train", sent={}, replied={"m": {"0": "uint8 (99,)"}}), "raw data"),
     "bytes": (Answer(0, 1, "train", sent={}, replied={"m": {"tree": "99 bytes"}}), "raw data"),
     "list": (Answer(0, 1, "query", sent={}, replied={"m": {"ages": [4, 5]}}), "raw data"),
@@ -545,7 +549,9 @@ def test_a_number_that_clients_have_in_common_may_be_of_their_data() -> None:
 
 def test_mods_that_fail_to_evaluate_are_for_training_alone(tmp_path: Path) -> None:
     """Flower's own mod, given to the whole app, whose error blames the server's wrapper."""
-    ObservedApp(client([fixedclipping_mod], dict), tmp_path)(question({"w": np.zeros(2)}, "evaluate"), context(0))
+    asked = question({"w": np.zeros(2)}, "evaluate")
+    reply = ObservedApp(client([fixedclipping_mod], dict), tmp_path)(asked, context(0))
+    assert reply.has_error() and reply.metadata.dst_node_id == asked.metadata.src_node_id
     ObservedApp(client([], dict), tmp_path)(question({"w": np.zeros(2)}), context(1))
     run = Simulated(mods=("fixedclipping_mod",))
     said = summed_up("digits", run, read_answers(tmp_path), None, tmp_path).warnings

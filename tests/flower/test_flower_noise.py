@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.typing import ClientAppCallable
 
 from fedpriv.attacks.observation import read_observation
 from fedpriv.core.errors import InputError
@@ -19,7 +20,8 @@ from fedpriv.flower import privatise, tap
 from fedpriv.flower.app_settings import read_settings
 from fedpriv.flower.attack import attack_tapped
 from fedpriv.flower.audit.audit import leaving
-from fedpriv.flower.audit.observers import ObservedApp
+from fedpriv.flower.audit.claims import claims
+from fedpriv.flower.audit.observers import ObservedApp, observing_mods
 from fedpriv.flower.audit.simulation import read_answers
 from fedpriv.flower.folder import read_exchanges
 from tests.flower.apps import Old, client, context, question, record, settings
@@ -112,6 +114,37 @@ def test_mods_in_every_order_are_claimed_once_by_the_tap(
         assert (exchange.noise, exchange.protected) == (expected, bool(expected))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_noise_of_a_mod_that_an_apps_own_mod_calls_is_claimed(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As apps do that read epsilon from their run's config; where an array goes around it nothing is proven."""
+    np.random.set_bit_generator(np.random.MT19937())  # other tests seed it
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+
+    def calling(message: Message, home: Context, call_next: ClientAppCallable) -> Message:
+        own = dict(message.content.array_records["arrays"])
+        message.content["arrays"] = ArrayRecord({"w": own["w"]})
+        reply = LocalDpMod(1.0, 1.0, 8.0, 1e-5)(message, home, call_next)
+        if not whole:
+            reply.content["arrays"] = ArrayRecord({**reply.content.array_records["arrays"], "v": own["v"]})
+        return reply
+
+    known = read_settings(settings(tmp_path, KNOWN)).tap
+    assert known is not None
+    sent = {"w": np.zeros((4, 16), np.float32)} | ({} if whole else {"v": np.ones(3, np.float32)})
+    with observing_mods(tmp_path, known, tmp_path):
+        app = client([calling], lambda given: {"w": given["w"] + 1})
+        ObservedApp(app, tmp_path)(question(sent), context())
+    answers = read_answers(tmp_path)
+    (claim,) = claims(answers, (), (), tmp_path)
+    told = json.loads((tmp_path / "tap-1" / "ledger" / "0001-0003.json").read_text())
+    assert claim.what == read_exchanges(tmp_path / "tap-1")[0].noise == "LocalDpMod"
+    assert (claim.epsilon is not None) is (told["epsilon"] is not None) is whole
+    assert ("LocalDpMod was not given v" in claim.theorem) is not whole
+    assert leaving(answers)[0].why == "calling calls LocalDpMod; whether it changes more is not known"
+
+
 def test_the_mod_of_older_apps_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower has it twice: flwr.client.mod and flwr.clientapp.mod."""
     monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
@@ -143,6 +176,21 @@ def test_what_is_stated_and_left_out(given: tuple[float, ...], epsilon: float | 
     (noise,) = answer.noises
     assert noise.stated is not None and noise.stated.epsilon == epsilon and why in noise.why
     assert {each.verdict for each in leaving([answer]) if each.name == "arrays"} == {"uncovered"}
+
+
+def test_a_counter_of_batches_leaves_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BatchNorm's, which is a whole number in the first round: one client's may be another's plus seven."""
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    np.random.set_bit_generator(np.random.MT19937())
+    mods = [tap(settings(tmp_path, KNOWN)), LocalDpMod(1.0, 1.0, 8.0, 1e-5)]
+    app = client(mods, lambda given: {name: np.asarray(value + 7) for name, value in given.items()})
+    sent = {"w": np.zeros((4, 16), np.float32), "counter": np.zeros((), np.int64)}
+    reply = ObservedApp(app, tmp_path)(question(sent), context())
+    assert reply.content.array_records["arrays"]["counter"].numpy() == 7
+    (answer,) = read_answers(tmp_path)
+    told = json.loads((tmp_path / "tap-1" / "ledger" / "0001-0003.json").read_text())
+    why = "LocalDpMod neither clips nor noises arrays without dimensions: counter"
+    assert (answer.noises[0].why, told["theorem"]["epsilon"], told["epsilon"]) == (why, f"none: {why}", None)
 
 
 def test_answers_to_every_type_of_training_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

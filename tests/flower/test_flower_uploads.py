@@ -320,7 +320,7 @@ def many() -> tuple[RecordDict, ArrayRecord | None, str]:
     return (
         content,
         None,
-        "b/0 is no update of what was sent, and leaves as it is: 0.5, 0.5. "
+        "b/0 leaves as it is: all 2 numbers are 0.5. "
         + ("train of round 1, client 3: 4 further arrays of what is no update: b/1, b/2, b/3, b/4."),
     )
 

@@ -223,6 +223,8 @@ def _of_arrays(answer: Answer, name: str, values: dict[str, Any]) -> Iterator[tu
         yield "", _Row(kind, "", "raw data", "bytes, such as trees, whose thresholds are values of the data")
     elif outer is not None and outer.mod == "privatise":
         yield "", _Row(kind, "privatise", "covered", "clipped and noised, and counted in a ledger")
+    elif answer.type == "get_parameters":
+        yield "", _Row(kind, "", "uncovered", "parameters of the client's own, from which training starts")
     elif not update:
         yield "", _Row(kind, "", "raw data", "not an update of what the server sent")
     else:
@@ -264,6 +266,9 @@ def _covered(kind: str, by: str, how: str, noises: Sequence[Noise]) -> _Row:
 def _unnoised(answer: Answer) -> str:
     """What mods without a claim of noise did to an update."""
     changed = [action.mod for action in answer.actions if action.noised]
+    acted = {action.mod for action in answer.actions}
+    if changed and any(noise.by not in (*acted, "Opacus") for noise in answer.noises):
+        return f"{changed[-1]} calls LocalDpMod; whether it changes more is not known"
     if changed:
         return f"{changed[-1]} changed it; whether that is noise is not known"
     clipped = [action.mod for action in answer.actions if action.norm and (action.left or 0.0) < 0.999 * action.norm]

@@ -36,7 +36,8 @@ def claims(
     for answer in answers:
         if (answer.trains or answer.noises) and not answer.error:
             by_client[answer.client].append(answer)
-    mods = dict.fromkeys(action.mod for answer in answers for action in reversed(answer.actions))
+    acted = [action.mod for answer in answers for action in reversed(answer.actions)]
+    mods = dict.fromkeys((*acted, "LocalDpMod"))  # which an app's own mod may call
     found: list[Claim] = []
     for mod in mods:
         if mod in _OF_MODS:

@@ -72,23 +72,25 @@ class ObservedApp:
             with hearing_noise() as noises:
                 reply = self.app(message, context)
         except BaseException as error:
-            self._write(replace(about, error=reason_of(error)), actions, noises)
+            self._write(replace(about, error=reason_of(error)), actions, noises, {})
             raise
         finally:
             _ACTIONS.reset(token)
         if reply.has_error():
-            self._write(replace(about, error=" ".join(str(reply.error.reason).split())), actions, noises)
-            return reply
+            self._write(replace(about, error=" ".join(str(reply.error.reason).split())), actions, noises, {})
+            # Flower's mods address some errors to their own client, and its server then waits an hour for an answer.
+            return Message(reply.error, reply_to=message)
         echoed = tuple(
             name
             for name, record in reply.content.array_records.items()
             if any(record == each for each in came.values())
         )
-        self._write(replace(about, replied=described(reply.content), echoed=echoed), actions, noises)
+        about = replace(about, replied=described(reply.content), echoed=echoed)
+        self._write(about, actions, noises, parameters_of(reply))
         return reply
 
-    def _write(self, answer: Answer, actions: list[ModAction], noises: Noises) -> None:
-        observed = (*noises.mods, *noises.engines)
+    def _write(self, answer: Answer, actions: list[ModAction], noises: Noises, left: Vector) -> None:
+        observed = (*noises.local(left), *noises.engines)
         whole = replace(answer, actions=tuple(actions), noises=observed, stated=tuple(noises.stated))
         (self.folder / ANSWERS).mkdir(parents=True, exist_ok=True)
         append_line(self.folder / ANSWERS / f"{answer.client}.jsonl", json.dumps(asdict(whole), default=str))
