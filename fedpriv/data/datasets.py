@@ -69,16 +69,16 @@ class Dataset:
     columns: tuple[ColumnSpec, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of anything proven about the data must know
     warnings: tuple[str, ...] = ()  # what was read and is probably not meant
-    unread: tuple[str, ...] = ()  # columns, or arrays, of the file that are not read
+    unread: tuple[str, ...] = ()  # columns, arrays or files that are not read
     text: TextFacts | None = None  # of texts; `None`: these are images or rows
     keys: Keys | None = None  # whose each example is; `None`: nobody says
     owners: np.ndarray | None = None  # (N,), the number of the person that each training example is of; or nobody says
 
     @property
     def left_out(self) -> str:
-        """One line on what is not read of the file; empty: all is."""
+        """One line on what is not read; empty: all is."""
         hint = "; data.text.label = 'COLUMN' would classify" if self.is_next else ""
-        return f"not read of the file: {some_of(self.unread)}{hint}" if self.unread else ""
+        return f"not read: {some_of(self.unread)}{hint}" if self.unread else ""
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -57,7 +57,7 @@ class Arrays:
     columns: tuple[ColumnSpec, ...] = ()  # of a table; empty: these are images
     notes: tuple[str, ...] = ()  # what a reader of anything proven about them must know
     warnings: tuple[str, ...] = ()  # what was read and is probably not meant
-    unread: tuple[str, ...] = ()  # columns, or arrays, of the file that are not read
+    unread: tuple[str, ...] = ()  # columns, arrays or files that are not read
     # of texts: then x_train and x_test are tokens, integers (N, 1, T), and where the next token is predicted y_train
     # and y_test are those after each, (N, T)
     text: TextFacts | None = None

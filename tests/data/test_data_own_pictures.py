@@ -133,6 +133,7 @@ def test_a_folder_is_read_as_torchvision_reads_it(tmp_path: Path, test: str) -> 
         assert ours == {(np.asarray(image).tobytes(), label) for image, label in oracle}
         assert dataset.class_names == tuple(oracle.classes)
     assert dataset.shape == (3, 6, 5)
+    assert dataset.left_out == "not read: 1 file of .txt"
 
 
 def test_grey_pictures_have_one_channel(tmp_path: Path) -> None:
@@ -428,7 +429,7 @@ def test_arrays_as_people_save_them(tmp_path: Path, images_: str, labels_: str) 
     owners = np.arange(12) % 4
     np.savez(tmp_path / "a.npz", **parts, client=owners[:9], client_test=owners[9:].astype(str))
     dataset = loaded("npz", tmp_path / "a.npz")
-    assert dataset.left_out == "not read of the file: val_images, val_labels"
+    assert dataset.left_out == "not read: val_images, val_labels"
     assert np.array_equal(images(dataset), (drawn > 127) * 255 if images_ == "bool" else drawn)
     assert torch.cat([dataset.y_train, dataset.y_test]).tolist() == numbers.tolist()
     assert dataset.class_names == (tuple(words) if labels_ in ("texts", "bytes") else ("0", "1", "2"))

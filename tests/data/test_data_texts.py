@@ -120,7 +120,7 @@ def test_own_files(tmp_path: Path, kind: str) -> None:
     assert dataset.keys is not None and dataset.keys.names == ("ann", "bob")
     unlabelled = load_dataset(config(path, length=8), 0)
     assert dataset.left_out == ""
-    assert unlabelled.left_out == "not read of the file: verdict; data.text.label = 'COLUMN' would classify"
+    assert unlabelled.left_out == "not read: verdict; data.text.label = 'COLUMN' would classify"
     assert [dataset.text.tokenizer.decode(row.flatten().tolist()) for row in dataset.x_train] == [
         "Go home",
         "Stay",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, some_of
+from fedpriv.core.numbers import several
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import Arrays
 from fedpriv.data.own import OwnFile, image_arrays
@@ -56,7 +58,9 @@ class ImageFolder(OwnFile):
 
         labels = [picture.label for picture in pictures]
         arrays = image_arrays(labels, len(test), place, read, owners, people)
-        return replace(arrays, warnings=(*arrays.warnings, *_warnings(pictures, place))), place.path
+        warnings = (*arrays.warnings, *_warnings(pictures, place))
+        unread = _unread(home(place.path), {picture.path for picture in pictures})
+        return replace(arrays, warnings=warnings, unread=unread), place.path
 
     @classmethod
     @override
@@ -129,6 +133,14 @@ def _warnings(pictures: Sequence[PictureFile], place: Place) -> tuple[str, ...]:
         f"former are the classes, data.key = {CLIENT!r} reads CLIENT/CLASS/PICTURE; if they are persons, data.owner = "
         "'folder' tells these apart",
     )
+
+
+def _unread(root: Path, read: set[str]) -> tuple[str, ...]:
+    """How many files of each ending are not read, such as other formats, and pictures in a folder next to train."""
+    files = (path for path in root.rglob("*") if str(path) not in read and path.is_file())
+    shown = (path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
+    endings = Counter(path.suffix.lower() for path in shown)
+    return tuple(f"{several(count, 'file')} of {ending or 'no ending'}" for ending, count in sorted(endings.items()))
 
 
 def _folders(folder: str) -> list[str]:
