@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError, cut, drop_output, printable
 from fedpriv.core.files import is_disk
+from fedpriv.core.registry import suggestion
 
 _ROOT = Path(__file__).parents[1]
 _OURS = ("attacks", "benchmarks", "clients", "fedpriv", "server", "studies")
@@ -26,8 +27,10 @@ def run(package: str) -> None:
     known = runnable(package)
     about = "\n".join(f"{name:<18}{line}" for name, line in known.items())
     parser = StudyParser(package, f"Run one of these; python -m {package} NAME --help lists its options.\n\n{about}")
-    parser.add_argument("name", metavar="NAME", choices=known)
+    parser.add_argument("name", metavar="NAME")
     with parser.parsed(sys.argv[1:2] or ["--help"]) as asked:
+        if asked.name not in known:
+            raise InputError(f"there is no {asked.name!r}{suggestion(asked.name, tuple(known))}")
         del sys.argv[1]
         parser.prog += f" {asked.name}"
         import_module(f"{package}.{asked.name}").main()

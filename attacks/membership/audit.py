@@ -68,7 +68,9 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     candidates = draw_candidates(world, pairs, experiment.seed)
     drawn, inside = draw_references(world, candidates, references, experiment.seed)
     schedule = {record.round: record.used for record in records if record.round <= max(target)}
-    progress.stage(f"training {references} reference models")
+    found = len(candidates.members)
+    fewer = f"; {found} pairs, which is all that the data have, not {pairs}" if found < pairs else ""
+    progress.stage(f"training {references} reference models{fewer}")
     with cpu_threads(experiment.engine.threads):
         signals = membership_signals(world, build_pool(world), target, candidates, drawn, inside, schedule, progress)
     # Which attack the canaries are guessed by, and which bound, is settled before any score of theirs is seen.

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from fedpriv.core.columns import is_signal
 from fedpriv.core.figure import CONFIDENCE, Figure, Interval
 from fedpriv.core.names import Adjacency
+from fedpriv.core.numbers import figure
 from fedpriv.core.reading import GrowingRecord, Record
 from fedpriv.core.settings import absent
 
@@ -466,13 +467,15 @@ class Stop(Record):
         return member_ranges(self.members) if self.members else (range(self.client, self.client + 1),)
 
 
-def _size(figure: float | None) -> float:
-    return math.inf if figure is None else figure
+def _size(epsilon: float | None) -> float:
+    return math.inf if epsilon is None else epsilon
 
 
 def shown_epsilon(epsilon: float) -> str:
-    """Return an epsilon as people are shown it: four digits, and from 1000 on all of them."""
-    return f"{epsilon:,.0f}" if epsilon >= 1000 else f"{epsilon:.4g}"
+    """Return an epsilon as people are shown it: four digits, from 1000 on all of them, from 10^15 on a power."""
+    if epsilon < 1000:
+        return f"{epsilon:.4g}"
+    return f"{epsilon:,.0f}" if epsilon < 1e15 else figure(epsilon)
 
 
 # ---- attacks on uploads: scores of images, rows and sentences, figures, and the threat model -------------------------

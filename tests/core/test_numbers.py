@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpriv.core import numbers
+from fedpriv.core.records import shown_epsilon
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,8 @@ def test_a_negative_zero_loses_its_sign() -> None:
 
 def test_only_one_is_singular() -> None:
     assert [numbers.several(value, "round") for value in (0, 1, 1797)] == ["0 rounds", "1 round", "1,797 rounds"]
+
+
+def test_an_epsilon_that_means_nothing_does_not_fill_the_page() -> None:
+    shown = [shown_epsilon(value) for value in (1.23456, 61_476.3, 9.99e14, 1e300, math.inf)]
+    assert shown == ["1.235", "61,476", "999,000,000,000,000", "10³⁰⁰", "inf"]

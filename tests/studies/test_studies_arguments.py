@@ -164,7 +164,7 @@ def test_all_that_can_be_run_is_listed(
     monkeypatch.setattr("sys.argv", [package, "nothing"])
     with pytest.raises(SystemExit) as ended:
         run(package)
-    assert ended.value.code == 2 and "invalid choice: 'nothing'" in capsys.readouterr().err
+    assert ended.value.code == 2 and "there is no 'nothing'" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

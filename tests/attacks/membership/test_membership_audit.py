@@ -35,6 +35,8 @@ def finished(folder: Path, **sections: dict[str, object]) -> RunFolder:
 def test_results_are_added_and_the_rest_stays(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     before = json.loads((folder.path / "summary.json").read_text())
+    with pytest.raises(InterruptedError, match=r"8 reference models; 120 pairs, .* all that the data have, not 1000"):
+        audit_run(folder, 8, 1000, Stopped())
     found = audit_run(folder, 8, 40, Silent()).model_dump(mode="json")
     after = json.loads((folder.path / "summary.json").read_text())
     assert after.pop("membership") == found == json.loads((folder.path / "membership.json").read_text())
@@ -153,6 +155,13 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     folder.write_summary(summary.model_copy(update={"settings": folder.settings_digest()}))
     with pytest.raises(InputError, match="the checkpoint is not of this model"):
         audit_run(folder, 6, 20, Untrained())
+
+
+class Stopped(Silent):
+    """Ends with what is announced."""
+
+    def stage(self, title: str) -> None:
+        raise InterruptedError(title)
 
 
 class Untrained(Silent):
