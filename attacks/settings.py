@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -16,8 +17,7 @@ from fedpriv.core.settings import Count, Integer, Settings
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fedpriv.attacks.reconstruction.engine import AttackJob
-    from fedpriv.attacks.reconstruction.results import Outcome, Reconstruction
+    from fedpriv.attacks.reconstruction.results import Outcome
     from fedpriv.attacks.simulation import Simulation
     from fedpriv.attacks.threat import ThreatModel
     from fedpriv.core.records import Score
@@ -111,35 +111,29 @@ class AttackSettings(Settings):
     # whether it searches for examples by simulating uploads, so that it finds nothing where the simulation is
     # wrong; else it reads them off the upload
     simulates: ClassVar[bool] = True
+    # functions are named as module:function and imported when asked for
+    made_of: ClassVar[tuple[Recipe | str, ...]]  # its parts, or what runs it; a victim's restarts take turns
+    whole: ClassVar[str] = ""  # what attacks all uploads of a job; empty: its parts do, a chunk of rows at a time
+    simulated_by: ClassVar[str] = "fedpriv.attacks.simulation:simulated_images"
 
     @classmethod
     def simulation(cls) -> "Simulation":
         """What it takes for a client's upload, which is compared with the clients' own before its failure counts."""
-        from fedpriv.attacks.simulation import simulated_images
-
-        return simulated_images
-
-    @classmethod
-    @abstractmethod
-    def methods(cls) -> tuple[Recipe | Runs, ...]:
-        """Its parts, of which a victim's restarts take turns; or, where it has none, what runs it."""
-
-    @classmethod
-    def whole(cls) -> "Callable[[AttackJob], list[Reconstruction]] | None":
-        """What makes the whole attack; ``None``: :meth:`runs` make it, a chunk of rows at a time."""
-        return None
+        return resolve_name(cls.simulated_by)
 
     @classmethod
     def runs(cls) -> tuple[Runs, ...]:
         """What runs it on a chunk of rows, for a victim's restarts in turn."""
         from fedpriv.attacks.reconstruction.recipes import run_recipe
 
-        return tuple(partial(run_recipe, method) if isinstance(method, Recipe) else method for method in cls.methods())
+        return tuple(
+            partial(run_recipe, each) if isinstance(each, Recipe) else resolve_name(each) for each in cls.made_of
+        )
 
     @classmethod
     def parts(cls) -> Mapping[str, str]:
         """Kind of part -> part, or the parts that restarts take in turn; empty where it is not made of these."""
-        recipes = [recipe.parts for recipe in cls.methods() if isinstance(recipe, Recipe)]
+        recipes = [recipe.parts for recipe in cls.made_of if isinstance(recipe, Recipe)]
         kinds = recipes[0] if recipes else ()
         return {kind: " and in turn ".join(dict.fromkeys(parts[kind] for parts in recipes)) for kind in kinds}
 

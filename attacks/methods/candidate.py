@@ -3,9 +3,8 @@
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
-from fedpriv.attacks.settings import GRADIENT_MATCHING, Access, AttackSettings, Runs
+from fedpriv.attacks.settings import GRADIENT_MATCHING, Access, AttackSettings
 from fedpriv.core.registry import ATTACKS
 
 
@@ -23,14 +22,8 @@ class CandidateSettings(AttackSettings):
     needs: ClassVar[tuple[Access, ...]] = (*GRADIENT_MATCHING, Access.CANDIDATES)
     iterations: ClassVar[int] = 1
     restarts: ClassVar[int] = 1
+    made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.candidates:run_candidates",)
 
     labels: Literal["given", "unknown"] = Field(
         "given", description="whether the records come with their labels; unknown: all classes are weighed"
     )
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.candidates import run_candidates
-
-        return (run_candidates,)

@@ -2,9 +2,7 @@
 
 from typing import ClassVar
 
-from typing_extensions import override
-
-from fedpriv.attacks.settings import AttackSettings, PriorFile, Runs
+from fedpriv.attacks.settings import AttackSettings, PriorFile
 from fedpriv.core.registry import ATTACKS
 
 
@@ -23,12 +21,6 @@ class ClosedFormSettings(AttackSettings):
     simulates: ClassVar[bool] = False
     iterations: ClassVar[int] = 1
     restarts: ClassVar[int] = 1
+    made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.first_layer.closed_form:run_closed_form",)
 
     prior: PriorFile = ""
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.first_layer.closed_form import run_closed_form
-
-        return (run_closed_form,)

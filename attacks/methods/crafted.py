@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import GRADIENT_MATCHING, Access, ActiveSettings, Runs
+from fedpriv.attacks.settings import GRADIENT_MATCHING, Access, ActiveSettings
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, Integer
 
@@ -29,6 +29,7 @@ class ImprintSettings(ActiveSettings):
         Access.ACTIVE,
     )
     iterations: ClassVar[int] = 1
+    made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.first_layer.imprint:run_imprint",)
 
     bins: Annotated[Integer, Field(ge=2, le=10_000_000)] | None = Field(
         None, description="rows of the first layer used as bins for the images' brightness; unset: all"
@@ -39,13 +40,6 @@ class ImprintSettings(ActiveSettings):
         from fedpriv.attacks.reconstruction.first_layer.imprint import craft_parameters
 
         return craft_parameters(model, public_images, threat, self.bins)
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.first_layer.imprint import run_imprint
-
-        return (run_imprint,)
 
 
 @ATTACKS.register
@@ -63,6 +57,7 @@ class FishingSettings(ActiveSettings):
         Access.PUBLIC_DATA,
         Access.ACTIVE,
     )
+    made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.fishing:run_fishing",)
 
     target: Annotated[Integer, Field(ge=0, le=10_000_000)] = Field(
         0, description="the class whose record also shows in the gradients of all layers before the last"
@@ -79,10 +74,3 @@ class FishingSettings(ActiveSettings):
         from fedpriv.attacks.reconstruction.fishing import craft_fishing
 
         return craft_fishing(model, public_images, threat, self.target, self.body == "auto")
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.fishing import run_fishing
-
-        return (run_fishing,)

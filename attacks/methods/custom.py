@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
-from fedpriv.attacks.settings import MatchingSettings, Recipe, Runs
+from fedpriv.attacks.settings import MatchingSettings, Recipe
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive, Steps
 
@@ -27,6 +26,7 @@ class CustomSettings(MatchingSettings):
     label: ClassVar[str] = "Custom"
     reference: ClassVar[str] = "Geiping et al., NeurIPS 2020, and Zhu et al., NeurIPS 2019, for the parts"
     tunable: ClassVar[tuple[str, ...]] = ("tv",)
+    made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.methods.custom:run_custom",)
 
     objective: Literal["squared-distance", "cosine", "likelihood"] = Field(
         "cosine", description="how gradients are compared; likelihood: of the mechanism's noise"
@@ -62,11 +62,6 @@ class CustomSettings(MatchingSettings):
     opponents_start: NonNegative = Field(0.0, description="the same at the start; falls likewise")
     public_mean: NonNegative = Field(0.0, description="weight of the squared distance from the mean public image")
     gaussian: NonNegative = Field(0.0, description="weight of the normal distribution fitted to public images")
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Runs, ...]:
-        return (run_custom,)
 
 
 def run_custom(

@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 from pydantic import Field
-from typing_extensions import override
 
 from fedpriv.attacks.settings import MatchingSettings, Recipe
 from fedpriv.core.registry import ATTACKS
@@ -19,17 +18,13 @@ class DlgSettings(MatchingSettings):
     label: ClassVar[str] = "DLG"
     reference: ClassVar[str] = "Zhu, Liu and Han: Deep Leakage from Gradients, NeurIPS 2019"
     smooth: ClassVar[bool] = True
+    made_of: ClassVar[tuple[Recipe, ...]] = (
+        Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
+        Recipe("squared-distance", "lbfgs", variables="pixels", labels=("known", "optimised")),
+    )
 
     iterations: Count = Field(300, description="L-BFGS iterations")
     restarts: Count = Field(8, description="random starts; the one with the lowest loss of its own is kept")
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Recipe, ...]:
-        return (
-            Recipe("squared-distance", "lbfgs", variables="decorrelated", labels=("known", "optimised")),
-            Recipe("squared-distance", "lbfgs", variables="pixels", labels=("known", "optimised")),
-        )
 
 
 @ATTACKS.register
@@ -40,8 +35,4 @@ class IdlgSettings(DlgSettings):
     title: ClassVar[str] = "Improved Deep Leakage from Gradients"
     label: ClassVar[str] = "iDLG"
     reference: ClassVar[str] = "Zhao, Mopuri and Bilen: iDLG: Improved Deep Leakage from Gradients, 2020"
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Recipe, ...]:
-        return (Recipe("squared-distance", "lbfgs", variables="decorrelated"),)
+    made_of: ClassVar[tuple[Recipe, ...]] = (Recipe("squared-distance", "lbfgs", variables="decorrelated"),)

@@ -3,7 +3,6 @@
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
 from fedpriv.attacks.settings import MatchingSettings, PriorFile, Recipe
 from fedpriv.core.registry import ATTACKS
@@ -18,6 +17,9 @@ class IgaSettings(MatchingSettings):
     title: ClassVar[str] = "Inverting Gradients"
     reference: ClassVar[str] = "Geiping, Bauermeister, Dröge and Moeller: Inverting Gradients, NeurIPS 2020"
     tunable: ClassVar[tuple[str, ...]] = ("tv",)
+    made_of: ClassVar[tuple[Recipe, ...]] = (
+        Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv", "denoiser")),
+    )
 
     iterations: Count = Field(2400, description="signed Adam steps")
     learning_rate: Positive = Field(0.1, description="of signed Adam, times 0.1 at 3/8, 5/8 and 7/8 of the steps")
@@ -36,11 +38,6 @@ class IgaSettings(MatchingSettings):
         "with the features that reach the last",
     )
 
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Recipe, ...]:
-        return (Recipe("cosine", "signed-adam", "steps", box=True, priors=("tv", "denoiser")),)
-
 
 @ATTACKS.register
 class IgaModernSettings(MatchingSettings):
@@ -54,6 +51,9 @@ class IgaModernSettings(MatchingSettings):
         "breaching"
     )
     tunable: ClassVar[tuple[str, ...]] = ("opponents",)
+    made_of: ClassVar[tuple[Recipe, ...]] = (
+        Recipe("cosine", "signed-adam", "cosine", start="patterned", box=True, priors=("opponents",)),
+    )
 
     iterations: Count = Field(2400, description="signed Adam steps")
     learning_rate: Positive = Field(0.1, description="of signed Adam, at its highest; falls like a cosine")
@@ -64,11 +64,6 @@ class IgaModernSettings(MatchingSettings):
     opponents_start: NonNegative = Field(
         0.1, description="the same at the start; falls with the square of the steps left; 0: constant"
     )
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Recipe, ...]:
-        return (Recipe("cosine", "signed-adam", "cosine", start="patterned", box=True, priors=("opponents",)),)
 
 
 @ATTACKS.register
@@ -82,6 +77,17 @@ class IgaFastSettings(IgaModernSettings):
         "features of each example after Kariyappa et al.: Cocktail Party Attack, ICML 2023; then Geiping, "
         "Bauermeister, Dröge and Moeller: Inverting Gradients, NeurIPS 2020"
     )
+    made_of: ClassVar[tuple[Recipe, ...]] = (
+        Recipe(
+            "cosine",
+            "signed-adam",
+            "cosine",
+            start="features",
+            otherwise="patterned",
+            box=True,
+            priors=("opponents",),
+        ),
+    )
 
     iterations: Count = Field(100, description="signed Adam steps")
     feature_iterations: Count = Field(100, description="steps of L-BFGS on the features, before those")
@@ -89,18 +95,3 @@ class IgaFastSettings(IgaModernSettings):
     opponents_start: NonNegative = Field(
         0.03, description="the same at the start; falls with the square of the steps left; 0: constant"
     )
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Recipe, ...]:
-        return (
-            Recipe(
-                "cosine",
-                "signed-adam",
-                "cosine",
-                start="features",
-                otherwise="patterned",
-                box=True,
-                priors=("opponents",),
-            ),
-        )

@@ -3,9 +3,8 @@
 from typing import ClassVar
 
 from pydantic import Field
-from typing_extensions import override
 
-from fedpriv.attacks.settings import AttackSettings, Runs
+from fedpriv.attacks.settings import AttackSettings
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, Positive
 
@@ -21,14 +20,8 @@ class MapSettings(AttackSettings):
         "after Balunović, Dimitrov, Staab and Vechev: Bayesian Framework for Gradient Leakage, ICLR 2022; with the "
         "mechanism's own noise"
     )
+    made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.posterior:run_map",)
 
     iterations: Count = Field(400, description="steps of Adam")
     restarts: Count = Field(1, description="random starts; the most probable result is kept")
     learning_rate: Positive = Field(0.05, description="of Adam, in standard deviations of the prior")
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.posterior import run_map
-
-        return (run_map,)

@@ -3,9 +3,8 @@
 from typing import ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
-from fedpriv.attacks.settings import MatchingSettings, Runs
+from fedpriv.attacks.settings import MatchingSettings
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, Positive
 
@@ -21,6 +20,7 @@ class TabularSettings(MatchingSettings):
         "after Vero, Balunović, Dimitrov and Vechev: TabLeak: Tabular Data Leakage in Federated Learning, ICML 2023"
     )
     is_of_rows: ClassVar[bool] = True
+    made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.recipes:run_ensemble",)
 
     iterations: Count = Field(1000, description="steps of Adam")
     restarts: Count = Field(16, description="random starts, of which the pool is made")
@@ -28,10 +28,3 @@ class TabularSettings(MatchingSettings):
     start: Literal["normal", "closed-form"] = Field(
         "normal", description="normal: random; closed-form: at the rows that the first Linear layer shows"
     )
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Runs, ...]:
-        from fedpriv.attacks.reconstruction.recipes import run_ensemble
-
-        return (run_ensemble,)

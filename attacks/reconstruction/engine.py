@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -69,9 +70,8 @@ def run_attack(job: AttackJob) -> list[Reconstruction]:
     attack = _attack(job)
     if not job.observations:
         return []
-    whole = attack.whole()
-    if whole is not None:
-        return whole(job)
+    if attack.whole:
+        return resolve_name(attack.whole)(job)
     network = Network(job.model, job.loss)
     observations = [observation for heard in job.observations for observation in uploads_of(heard)]
     prepared = iter(prepare_victims(observations, network.names, network.device))

@@ -438,10 +438,9 @@ class _Found:
     how: str
 
 
-def read(
-    scene: TextScene, victim: Victim, config: DagerSettings, stream: torch.Generator, progress: Progress
-) -> Reading:
+def row_spaces(scene: TextScene, victim: Victim, config: DagerSettings, seed: int, progress: Progress) -> Reading:
     """Read the sentences behind one upload; what cannot be read is refused with the reason."""
+    stream = scene.stream(seed, config.name, victim, 0)
     network = scene.with_parameters(victim.parameters)
     try:
         return _by_row_spaces(scene, victim, network, config, stream, progress)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import torch
@@ -133,10 +134,11 @@ def read_texts(job: "AttackJob") -> list[Reconstruction]:
     prepared = iter(prepare_victims(observations, scene.names, scene.device))
     victims = [join([next(prepared) for _ in uploads_of(heard)]) for heard in job.observations]
     listener = job.progress or (lambda done, steps, loss: None)
+    read = resolve_name(config.made_of[0])
     results = []
     for number, victim in enumerate(victims):
         began = time.perf_counter()
-        reading = config.read(scene, victim, job.seed, one_of(listener, number, len(victims)))
+        reading = read(scene, victim, config, job.seed, one_of(listener, number, len(victims)))
         _check(config.name, scene, reading)
         if scene.format.mark:
             reading = replace(reading, note=f"{reading.note}; all before responses is read and counted, too")

@@ -6,7 +6,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -41,7 +41,7 @@ from fedpriv.attacks.texts.scoring import (
     trained_network,
 )
 from fedpriv.attacks.texts.soft import lookup_parameters, soft_network, token_vectors
-from fedpriv.attacks.texts.uploads.gradients import LampSettings, TextMapSettings
+from fedpriv.attacks.texts.uploads.gradients import LampSettings, LookupSettings, TagSettings, TextMapSettings
 from fedpriv.core.names import END, PAD, START
 from fedpriv.data.tokenizers import next_targets
 from fedpriv.gradients import Vector
@@ -492,6 +492,23 @@ class Vectors:
         return torch.cat([first, vectors[:, 1:]], dim=1) * self._filled[:, :, None]
 
 
+def _restarts(
+    scene: TextScene, victim: Victim, config: TagSettings | LampSettings | TextMapSettings, seed: int, tell: Progress
+) -> Iterator[tuple[torch.Generator, Progress]]:
+    """The random numbers of each restart, and whom it tells."""
+    for restart in range(config.restarts):
+        yield scene.stream(seed, config.name, victim, restart), one_of(tell, restart, config.restarts)
+
+
+def looked_up(scene: TextScene, victim: Victim, config: LookupSettings, seed: int, progress: Progress) -> Reading:
+    """Read the sentences behind one upload off the tables of tokens and positions."""
+    lookup = read_lookup(scene, victim)
+    language = Language.of(scene, config.language_model)
+    ground = Ground.of(scene, victim)
+    read = lookup.sentences(scene, victim.model.examples, language)
+    return Reading((ground.sentences(Texts(read, ground.labels), 0.0, 1),), language.title)
+
+
 def most_probable(scene: TextScene, victim: Victim, config: TextMapSettings, seed: int, progress: Progress) -> Reading:
     """Read the sentences behind one upload; the first start is at what the tables show, if they show anything."""
     model = victim.model
@@ -510,9 +527,7 @@ def most_probable(scene: TextScene, victim: Victim, config: TextMapSettings, see
     before = [*(number * share for number in range(len(ground.starts))), trial]
     labels = ground.labels.clamp(min=0)  # where none is told, the search begins with the first
     attempts = []
-    for restart in range(config.restarts):
-        stream = scene.stream(seed, config.name, victim, restart)
-        told = one_of(progress, restart, config.restarts)
+    for restart, (stream, told) in enumerate(_restarts(scene, victim, config, seed, progress)):
         starts = [climb.at(Texts(ground.drawn(lengths, language, stream), labels)) for lengths in ground.starts]
         if restart == 0 and ground.lookup is not None and ground.lookup.places is not None:
             read = ground.lookup.sentences(scene, model.examples, language)
@@ -540,6 +555,21 @@ def _most_promising(climb: Climb, starts: Sequence[SearchState], rounds: int, te
     return replace(reduce(_better, made), rounds=0)
 
 
+def nearest_vectors(scene: TextScene, victim: Victim, config: TagSettings, seed: int, progress: Progress) -> Reading:
+    """Read the sentences behind one upload, as the tokens nearest to vectors that match it."""
+    ground = Ground.of(scene, victim)
+
+    def rate(step: int) -> float:
+        return config.learning_rate * (1 - step / config.iterations)
+
+    attempts = []
+    for stream, tell in _restarts(scene, victim, config, seed, progress):
+        vectors = Vectors(ground, squared_and_absolute(config.alpha), None, stream)
+        loss = vectors.descend(config.iterations, rate, counted(tell, 1, config.iterations))
+        attempts.append(ground.sentences(vectors.texts(vectors.now), loss, config.iterations))
+    return Reading(tuple(attempts))
+
+
 FALL, FALLS = 0.89, 50  # the learning rate is multiplied by the first each so many steps
 
 
@@ -549,17 +579,8 @@ def vectors_and_orders(
     """Read the sentences behind one upload."""
     language = Language.of(scene, config.language_model)
     ground = Ground.of(scene, victim)
-    attempts = tuple(
-        _attempt(
-            ground,
-            language,
-            config,
-            scene.stream(seed, config.name, victim, restart),
-            one_of(progress, restart, config.restarts),
-        )
-        for restart in range(config.restarts)
-    )
-    return Reading(attempts, language.title)
+    restarts = _restarts(scene, victim, config, seed, progress)
+    return Reading(tuple(_attempt(ground, language, config, *each) for each in restarts), language.title)
 
 
 def _attempt(

@@ -12,7 +12,7 @@ from fedpriv.attacks.observation import TextFormat
 from fedpriv.attacks.reconstruction import AttackJob
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 from fedpriv.attacks.texts.attention import find_probes, inputs_of
-from fedpriv.attacks.texts.dager import Span, Unusable, likely_tokens, present_tokens, span_of
+from fedpriv.attacks.texts.dager import Span, Unusable, likely_tokens, present_tokens, row_spaces, span_of
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.uploads.gradients import DagerSettings
 from fedpriv.mechanisms import mechanism_settings
@@ -358,13 +358,13 @@ def test_a_row_space_holds_its_inputs_and_no_others() -> None:
 
 
 def test_a_refused_upload_repeats_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, asked = DagerSettings.read, []
+    asked = []
 
-    def counted(self: DagerSettings, scene: TextScene, victim: Any, seed: int, progress: Any) -> Any:
+    def counted(scene: TextScene, victim: Any, config: DagerSettings, seed: int, progress: Any) -> Any:
         asked.append(victim.client)
-        return read(self, scene, victim, seed, progress)
+        return row_spaces(scene, victim, config, seed, progress)
 
-    monkeypatch.setattr(DagerSettings, "read", counted)
+    monkeypatch.setattr("fedpriv.attacks.texts.dager.row_spaces", counted)
     model, upload = network("gpt"), mean_of(network("gpt"), 1)
     silent = {name: 0 * value for name, value in upload.items()}
     heard = [observed(model, each, public_settings(1, "classify")) for each in (upload, silent, upload)]

@@ -419,7 +419,7 @@ def test_restarts_that_are_behind_end_after_each_quarter() -> None:
     built = world("sgd", 0.0, model="logistic", batch=2, epochs=1, examples=4)
     (victim,) = prepare_victims([heard(built, 0)], Network(built.model).names, CPU)
     scene = Scene.of(Network(built.model), heard(built, 0).settings, torch.float64)
-    recipe, numbers = IdlgSettings.methods()[0], torch.randn(4, 4, *scene.shape)
+    recipe, numbers = IdlgSettings.made_of[0], torch.randn(4, 4, *scene.shape)
     logits = torch.zeros(4, 4, scene.classes)
     ended = run_recipe(recipe, scene, [victim] * 4, numbers, logits, IdlgSettings(iterations=100), lambda *_: True)
     assert int((ended.iterations >= 80).sum()) == 1

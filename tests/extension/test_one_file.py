@@ -14,7 +14,7 @@ from fedpriv.attacks.evasion.methods import EVASIONS, EvasionAttack
 from fedpriv.attacks.evasion.methods.gradient_sign import Mim
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.probing import ModelAttack
-from fedpriv.attacks.settings import AttackSettings, MatchingSettings
+from fedpriv.attacks.settings import ActiveSettings, MatchingSettings
 from fedpriv.core.algorithm import ModelRelease
 from fedpriv.core.config import AdversaryConfig, FederationConfig
 from fedpriv.core.errors import InputError
@@ -152,7 +152,7 @@ def test_each_is_in_the_package_of_its_kind() -> None:
     ("registry", "base", "lacks"),
     [
         (ALGORITHMS, ModelRelease, "longest_model, released_model"),
-        (ATTACKS, AttackSettings, "methods"),
+        (ATTACKS, ActiveSettings, "craft"),
         (DATASETS, DataSource, "read"),
         (MECHANISMS, MechanismSettings, "mechanism"),
         (MODELS, ModelSettings, "network"),
@@ -199,6 +199,7 @@ def somebodys(code: str) -> Any:
         (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'a,b'", "Odd has the name 'a,b'"),
         (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; title: ClassVar[str] = 3", r"Odd.title = 3 is no str"),
         (ATTACKS, f"class Odd(MatchingSettings): {NAME} 'odd'; title: ClassVar[str] = ''", "Odd lacks reference"),
+        (ATTACKS, f"class Odd(MatchingSettings): {NAME} 'odd'; title = reference = 'Odd'", "Odd lacks made_of"),
         (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; needs: ClassVar[tuple] = ('all',)", "Odd.needs = "),
         (EVASIONS, f"class Odd(ClosedFormSettings): {NAME} 'odd'", "Odd is no subclass of EvasionAttack"),
         (EVASIONS, f"class Odd(EvasionAttack): {NAME} 'odd'; title: ClassVar[str] = 'Odd'", "Odd lacks reference"),

@@ -1,52 +1,21 @@
 """The base of the settings of attacks on uploads of text models, which its modules enter."""
 
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
-from typing_extensions import override
 
-from fedpriv.attacks.settings import AttackSettings, Recipe, Runs
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.engine import AttackJob
-    from fedpriv.attacks.reconstruction.results import Reconstruction
-    from fedpriv.attacks.reconstruction.scene import Progress
-    from fedpriv.attacks.reconstruction.upload_model import Victim
-    from fedpriv.attacks.simulation import Simulation
-    from fedpriv.attacks.texts.scene import Reading, TextScene
+from fedpriv.attacks.settings import AttackSettings
 
 
 class TextAttackSettings(AttackSettings):
     """The section ``[adversary.NAME]`` of an attack on texts."""
 
     is_text: ClassVar[bool] = True
-
-    @abstractmethod
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
-        """Read the sentences behind one upload, with random starts of ``scene.stream(seed, name, victim, restart)``."""
-
-    @classmethod
-    @override
-    def whole(cls) -> "Callable[[AttackJob], list[Reconstruction]]":
-        from fedpriv.attacks.texts.scene import read_texts
-
-        return read_texts
-
-    @classmethod
-    @override
-    def simulation(cls) -> "Simulation":
-        """The network itself on tokens, unless an attack runs another one."""
-        from fedpriv.attacks.texts.search import simulated_texts
-
-        return simulated_texts
-
-    @classmethod
-    @override
-    def methods(cls) -> tuple[Recipe | Runs, ...]:
-        """None: it is not made of the parts of attacks on images."""
-        return ()
+    # one function that reads the sentences behind one upload: (scene, victim, settings, seed, progress) -> Reading. Its
+    # random starts are of ``scene.stream(seed, name, victim, restart)``.
+    made_of: ClassVar[tuple[str]]
+    whole: ClassVar[str] = "fedpriv.attacks.texts.scene:read_texts"
+    simulated_by: ClassVar[str] = "fedpriv.attacks.texts.search:simulated_texts"  # the network itself, on tokens
 
 
 class PriorSettings(TextAttackSettings):

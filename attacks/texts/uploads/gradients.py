@@ -1,19 +1,12 @@
 """Settings of the attacks on texts: those that read tokens off gradients, then those that match gradients."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import override
 
 from fedpriv.attacks.texts.uploads import PriorSettings, TextAttackSettings
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive, Steps
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.reconstruction.scene import Progress
-    from fedpriv.attacks.reconstruction.upload_model import Victim
-    from fedpriv.attacks.simulation import Simulation
-    from fedpriv.attacks.texts.scene import Reading, TextScene
 
 
 @ATTACKS.register
@@ -27,20 +20,8 @@ class LookupSettings(PriorSettings):
         "after Melis, Song, De Cristofaro and Shmatikov: Exploiting Unintended Feature Leakage in Collaborative "
         "Learning, S&P 2019 (section 4.1); places by the table of positions"
     )
+    made_of: ClassVar[tuple[str]] = ("fedpriv.attacks.texts.search:looked_up",)
     simulates: ClassVar[bool] = False
-
-    @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
-        from fedpriv.attacks.texts.lookup import read_lookup
-        from fedpriv.attacks.texts.scene import Reading
-        from fedpriv.attacks.texts.scoring import Language, Texts
-        from fedpriv.attacks.texts.search import Ground
-
-        lookup = read_lookup(scene, victim)
-        language = Language.of(scene, self.language_model)
-        ground = Ground.of(scene, victim)
-        read = lookup.sentences(scene, victim.model.examples, language)
-        return Reading((ground.sentences(Texts(read, ground.labels), 0.0, 1),), language.title)
 
 
 @ATTACKS.register
@@ -54,6 +35,7 @@ class DagerSettings(TextAttackSettings):
         "after Petrov, Dimitrov, Baader, Müller and Vechev: DAGER: Exact Gradient Inversion for Large Language Models, "
         "NeurIPS 2024"
     )
+    made_of: ClassVar[tuple[str]] = ("fedpriv.attacks.texts.dager:row_spaces",)
     simulates: ClassVar[bool] = False
 
     most_tokens: Count = Field(1024, description="tokens that may be kept at one position; more are refused")
@@ -62,12 +44,6 @@ class DagerSettings(TextAttackSettings):
     rounds: Count = Field(
         40, description="rounds of the search that orders tokens where noise or a low rank hides the row spaces"
     )
-
-    @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
-        from fedpriv.attacks.texts.dager import read
-
-        return read(scene, victim, self, scene.stream(seed, self.name, victim, 0), progress)
 
 
 @ATTACKS.register
@@ -81,6 +57,8 @@ class TagSettings(TextAttackSettings):
         "Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran and Ding: TAG: Gradient Attack on Transformer-based Language "
         "Models, Findings of EMNLP 2021"
     )
+    made_of: ClassVar[tuple[str]] = ("fedpriv.attacks.texts.search:nearest_vectors",)
+    simulated_by: ClassVar[str] = "fedpriv.attacks.texts.search:simulated_vectors"
 
     iterations: Count = Field(300, description="steps of Adam")
     restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
@@ -90,34 +68,6 @@ class TagSettings(TextAttackSettings):
     alpha: NonNegative = Field(
         0.01, description="weight of the absolute distance in the first tensor; it falls in a line towards the last"
     )
-
-    @classmethod
-    @override
-    def simulation(cls) -> "Simulation":
-        from fedpriv.attacks.texts.search import simulated_vectors
-
-        return simulated_vectors
-
-    @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
-        from fedpriv.attacks.reconstruction.scene import counted, one_of
-        from fedpriv.attacks.texts.scene import Reading
-        from fedpriv.attacks.texts.scoring import squared_and_absolute
-        from fedpriv.attacks.texts.search import Ground, Vectors
-
-        ground = Ground.of(scene, victim)
-
-        def rate(step: int) -> float:
-            return self.learning_rate * (1 - step / self.iterations)
-
-        attempts = []
-        for restart in range(self.restarts):
-            stream = scene.stream(seed, self.name, victim, restart)
-            tell = counted(one_of(progress, restart, self.restarts), 1, self.iterations)
-            vectors = Vectors(ground, squared_and_absolute(self.alpha), None, stream)
-            loss = vectors.descend(self.iterations, rate, tell)
-            attempts.append(ground.sentences(vectors.texts(vectors.now), loss, self.iterations))
-        return Reading(tuple(attempts))
 
 
 @ATTACKS.register
@@ -131,6 +81,8 @@ class LampSettings(PriorSettings):
         "after Balunović, Dimitrov, Jovanović and Vechev: LAMP: Extracting Text from Gradients with Language Model "
         "Priors, NeurIPS 2022"
     )
+    made_of: ClassVar[tuple[str]] = ("fedpriv.attacks.texts.search:vectors_and_orders",)
+    simulated_by: ClassVar[str] = "fedpriv.attacks.texts.search:simulated_vectors"
 
     objective: Literal["cosine", "whole", "distance"] = Field(
         "cosine",
@@ -148,19 +100,6 @@ class LampSettings(PriorSettings):
     orders: Count = Field(16, description="changes of order that are tried at once")
     every: Count = Field(30, description="steps of Adam from one such trial to the next")
 
-    @classmethod
-    @override
-    def simulation(cls) -> "Simulation":
-        from fedpriv.attacks.texts.search import simulated_vectors
-
-        return simulated_vectors
-
-    @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
-        from fedpriv.attacks.texts.search import vectors_and_orders
-
-        return vectors_and_orders(scene, victim, self, seed, progress)
-
 
 @ATTACKS.register
 class TextMapSettings(PriorSettings):
@@ -173,6 +112,8 @@ class TextMapSettings(PriorSettings):
         "after Balunović, Dimitrov, Staab and Vechev: Bayesian Framework for Gradient Leakage, ICLR 2022, and "
         "Ebrahimi, Rao, Lowd and Dou: HotFlip, ACL 2018; with the mechanism's own noise"
     )
+    made_of: ClassVar[tuple[str]] = ("fedpriv.attacks.texts.search:most_probable",)
+    simulated_by: ClassVar[str] = "fedpriv.attacks.texts.search:simulated_probabilities"
 
     iterations: Count = Field(
         40,
@@ -182,16 +123,3 @@ class TextMapSettings(PriorSettings):
         3, description="how often some tokens are drawn again where no change helps, while rounds are left"
     )
     restarts: Count = Field(1, description="starts; the first at what the tables of tokens and positions show")
-
-    @classmethod
-    @override
-    def simulation(cls) -> "Simulation":
-        from fedpriv.attacks.texts.search import simulated_probabilities
-
-        return simulated_probabilities
-
-    @override
-    def read(self, scene: "TextScene", victim: "Victim", seed: int, progress: "Progress") -> "Reading":
-        from fedpriv.attacks.texts.search import most_probable
-
-        return most_probable(scene, victim, self, seed, progress)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpriv.attacks.reconstruction.results import Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.attacks.settings import AttackSettings, Runs
+from fedpriv.attacks.settings import AttackSettings
 from fedpriv.core.settings import NonNegative
 
 
@@ -20,14 +20,11 @@ class BrightestSettings(AttackSettings):
     name: ClassVar[str] = "brightest"
     title: ClassVar[str] = "White images"
     reference: ClassVar[str] = "nobody, 2026"
+    made_of: ClassVar[tuple[str]] = ("outside.brightest:_run",)
     iterations: ClassVar[int] = 1
     restarts: ClassVar[int] = 1
 
     light: NonNegative = Field(1.0, description="of every pixel")
-
-    @classmethod
-    def methods(cls) -> tuple[Runs, ...]:
-        return (_run,)
 
 
 def _run(
