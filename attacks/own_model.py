@@ -38,6 +38,8 @@ from fedpriv.gradients.calls import copied, evaluating
 from fedpriv.mechanisms import MechanismSettings, mechanism_settings
 from fedpriv.models.machinery.weights import unwrapped
 
+_DECAY = 0.01  # what weight decay may add to a bias, as a share of the largest change
+
 Arrays = Mapping[str, Any] | Iterable[Any]
 """Tensors or numpy arrays: by name, or in the order of the model's parameters (or of its ``state_dict``)."""
 
@@ -56,11 +58,14 @@ def named_vector(given: Arrays, model: nn.Module, what: str) -> Vector:
         )
     if isinstance(given, Mapping) and not all(isinstance(name, str) for name in given):
         raise InputError(f"{what}: its keys are {list(given)[:3]}; expected names of the model's parameters")
-    if isinstance(given, Mapping) and set(given) != {str(number) for number in range(len(given))}:
-        values = _by_name(given, model, what)
+    if not isinstance(given, Mapping):
+        values = _in_order(list(given), model, what)
     else:
-        arrays = [given[name] for name in in_order(given)] if isinstance(given, Mapping) else list(given)
-        values = _in_order(arrays, model, what)
+        numbered = {name.removeprefix("arr_"): name for name in given}  # as numpy.savez calls arrays without a name
+        if set(numbered) == {str(number) for number in range(len(given))}:
+            values = _in_order([given[numbered[name]] for name in in_order(numbered)], model, what)
+        else:
+            values = _by_name(given, model, what)
     return {name: _tensor(values[name], like, f"{what}: {name}") for name, like in parameters.items()}
 
 
@@ -631,17 +636,25 @@ def _heard(
 
 
 def _wrong_signs(heard: Observation) -> Iterator[str]:
-    """Doubt a gradient that is negative in the last bias for more classes than there are labels: it is a change.
+    """Doubt a gradient that is negative in the last bias, or a change that grows it, for more classes than examples.
 
-    Cross-entropy's gradient there is, for each example, the softmax minus the label, negative for the label alone.
+    Cross-entropy's gradient there is, for each example, the softmax minus the label, negative for the label alone, and
+    steps of SGD go against it.
     """
     name, last = list(heard.upload.items())[-1]
-    negative, examples = int((last < 0).sum()), heard.settings.examples
-    is_bias = name.endswith("bias") and last.shape == (heard.settings.classes,)
-    if heard.settings.algorithm == "fedsgd" and is_bias and negative > examples:
+    examples, training = heard.settings.examples, heard.settings
+    if not name.endswith("bias") or last.shape != (training.classes,):
+        return
+    if training.algorithm == "fedsgd" and (negative := int((last < 0).sum())) > examples:
         yield (
             f"the upload's {name} is negative for {negative} classes, which a gradient of {examples} cannot be; if it "
             "is a change of parameters, give learning_rate"
+        )
+    grown = int((last > _DECAY * last.abs().max()).sum())
+    if training.algorithm == "fedavg" and training.optimizer == "sgd" and grown > examples:
+        yield (
+            f"the upload's {name} grows for {grown} classes, which training on {examples} examples cannot do; expected "
+            "is a change: parameters after training minus those before"
         )
 
 

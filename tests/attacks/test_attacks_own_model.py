@@ -67,6 +67,7 @@ def forms(model: nn.Module) -> dict[str, Any]:
         "a tuple": tuple(dense.values()),
         "a generator": (value for value in dense.values()),
         "numpy arrays": [value.numpy() for value in dense.values()],
+        "numpy.savez": {f"arr_{number}": value.numpy() for number, value in enumerate(dense.values())},
         "numpy arrays of the state": [value.numpy() for value in full.values()],
         "Flower's record of names": ArrayRecord(torch_state_dict=full),
         "Flower's record of a list": ArrayRecord([value.numpy() for value in dense.values()]),
@@ -84,6 +85,9 @@ def test_a_change_without_its_learning_rate_is_doubted() -> None:
     settings: dict[str, Any] = {**QUICK, "iterations": 1, "batch_size": 2}
     with pytest.warns(AttackWarning, match=r"last.bias is negative for 8 classes.* give learning_rate"):
         reconstruct(model, F.cross_entropy, change, SHAPE, **settings)
+    turned = {name: None if value is None else -value for name, value in change.items()}
+    with pytest.warns(AttackWarning, match=r"last.bias grows for 8 classes.* after training minus those before"):
+        reconstruct(model, F.cross_entropy, turned, SHAPE, learning_rate=0.05, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error", AttackWarning)
         reconstruct(model, F.cross_entropy, change, SHAPE, learning_rate=0.05, **settings)
