@@ -56,11 +56,12 @@ def client_of(context: Context) -> int:
 
 
 def round_of(message: Message) -> int | None:
-    """The round, as Flower's strategies tell it; ``None``: this server does not."""
+    """The round, as Flower's strategies tell it, older ones as the message's group; ``None``: this server does not."""
     for record in message.content.config_records.values():
         if isinstance(number := record.get("server-round"), int):
             return number
-    return None
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() else None
 
 
 def stage_of(content: RecordDict) -> str | None:

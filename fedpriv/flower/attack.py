@@ -3,7 +3,8 @@
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -293,9 +294,21 @@ def _heard(folder: Path, exchanges: Sequence[Exchange]) -> tuple[_TappedUpload, 
         exchange = by_stem.get(path.stem) or Exchange(seen.round, seen.client, 0, "train", {}, {})  # of version 0.2
         uploads.append(_TappedUpload(seen, known, line, exchange))
     masked = [upload for upload in uploads if upload.exchange.summed]
-    rounds = dict.fromkeys(upload.exchange.round for upload in masked)
-    sums = [_sum([upload for upload in masked if upload.exchange.round == number]) for number in rounds]
+    by_round: dict[int, list[_TappedUpload]] = {}
+    for upload in masked:
+        by_round.setdefault(upload.exchange.round, []).append(upload)
+    sums = [_sum(by_round[number]) for number in _complete(by_round)]
     return (*(upload for upload in uploads if upload not in masked), *sums)
+
+
+def _complete(by_round: Mapping[int, Sequence[_TappedUpload]]) -> Iterator[int]:
+    """Rounds all of whose uploads were written down: a tap writes each client's first ones alone."""
+    written = Counter(upload.exchange.client for uploads in by_round.values() for upload in uploads)
+    most, before = max(written.values(), default=0), Counter[int]()
+    for number in sorted(by_round):
+        if max(before.values(), default=0) < most:
+            yield number
+        before.update(upload.exchange.client for upload in by_round[number])
 
 
 def _sum(uploads: Sequence[_TappedUpload]) -> _TappedUpload:

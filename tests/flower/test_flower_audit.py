@@ -595,7 +595,7 @@ def test_clients_that_fail_are_the_apps_own_fault(tmp_path: Path, monkeypatch: p
     with pytest.raises(ValueError, match="no data"):
         app(question({"w": np.zeros(2, np.float32)}), context())
     with pytest.raises(
-        InputError, match="the app fails by itself: each client fails, the first with: ValueError: no data here"
+        InputError, match="the app's copy fails: each client fails, the first with: ValueError: no data here"
     ):
         read_answers(tmp_path)
 
@@ -726,4 +726,4 @@ def test_an_app_that_fails_by_itself_is_one_line(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app", {"imports": "1 / 0"})
     done = fedpriv("flower", "audit", str(app), "--out", str(tmp_path / "out"), "--quiet", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "the app fails by itself: ZeroDivisionError: division by zero" in done.stderr
+    assert "the app's copy fails: ZeroDivisionError: division by zero" in done.stderr

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from fedpriv.core.registry import MECHANISMS
 from fedpriv.engines.inline import run_server
 from fedpriv.flower import privatise, tap
 from fedpriv.flower._tap import described
-from fedpriv.flower.arrays import rescaled
+from fedpriv.flower.arrays import rescaled, round_of
 from fedpriv.flower.attack import attack_tapped
 from fedpriv.flower.folder import Exchange, Tapped, imported, read_exchanges
 from fedpriv.mechanisms import mechanism_settings
@@ -424,6 +425,19 @@ def test_secure_aggregation_is_recognised_and_its_mean_is_attacked(home: Path, m
     assert (upload.name, upload.observation.settings.batch_size) == ("1-sum", 3)
     assert (upload.line is not None) is ("privatise" in mods)
     torch.testing.assert_close(upload.observation.upload["0"], torch.full((2, 2), 0.3), atol=1e-4, rtol=0)
+
+
+def test_a_sum_is_that_of_one_round_all_of_which_was_written_down() -> None:
+    """With one message of each client, who is written down in the second round was not in the first; others may be."""
+    attack = importlib.import_module("fedpriv.flower.attack")
+    groups = ("3", "", "third")  # older strategies tell the round so
+    assert [round_of(Message(RecordDict(), 4, "train", group_id=group)) for group in groups] == [3, None, None]
+
+    def uploads(*clients: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(exchange=SimpleNamespace(client=client)) for client in clients]
+
+    assert [*attack._complete({2: uploads(2), 1: uploads(0, 1)})] == [1]
+    assert [*attack._complete({1: uploads(0, 1), 2: uploads(0, 1), 3: uploads(2)})] == [1, 2]
 
 
 def test_the_network_is_found_where_the_apps_folder_has_the_name_of_its_package(

@@ -22,6 +22,7 @@ _TWICE = (
 )
 _ASKS_NONE = "nothing: the app asks no engine"
 _SEES_ALL = "against the server nothing is proven: it sees each update as it was sent"
+_ROUNDED = "SecAgg+ rounds each upload to a grid, which moves the mean further than the clipping norm"
 _SUMMED = "collect_masked_vectors"  # the stage of secure aggregation in which a client trains
 _SLACK = 1 + 1e-3  # by which figures of accountants differ that prove the same
 
@@ -138,7 +139,9 @@ def _clipping(mod: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
     clipped = max(Counter(acted).values(), default=0)
     if clipped:
         bit = "; its norm_bit leaves as it is" if mod == "adaptiveclipping_mod" else ""
-        why = f"no noise is added at the client, and the server sees each clipped update{bit}"
+        masked = any(answer.stage for answers in by_client.values() for answer in answers)
+        sees = "the sum has clipped updates" if masked else "the server sees each clipped update"
+        why = f"no noise is added at the client, and {sees}{bit}"
         yield _nothing(mod, "clips for a wrapper at the server", clipped, why)
 
 
@@ -169,14 +172,20 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
     """Secure aggregation hides single updates and adds no noise."""
     if not by_client:
         return
-    summed = max(sum(bool(answer.replied) and answer.stage == _SUMMED for answer in own) for own in by_client.values())
+    inside = {client: sum(map(_is_summed, answers)) for client, answers in by_client.items()}
     yield _nothing(
         "secaggplus_mod",
         "the server learns only a sum",
-        summed,
+        max(inside.values()),
         "masks cancel in the sum, and add no noise to it",
-        f"sums of up to {len(by_client)} clients; metrics and configs leave in clear",
+        f"{several(sum(inside.values()), 'upload')} of {several(len(inside), 'client')} are in sums; metrics and "
+        "configs leave in clear",
     )
+
+
+def _is_summed(answer: Answer) -> bool:
+    """Whether an answer is a masked upload."""
+    return bool(answer.replied) and answer.stage == _SUMMED
 
 
 _OF_MODS: Mapping[str, Callable[[ByClient, Path], Iterator[Claim]]] = {
@@ -206,7 +215,9 @@ def _wrapper(
             distances[client].append(_distance(layer, each, share))
             shares[client] = max(shares.get(client, 0.0), share)
     worst = max(distances, key=lambda client: math.hypot(*distances[client]), default=None)
+    summed = any(answer.stage for answers in by_client.values() for answer in answers)
     unproven = _unproven(layer, layers[-1], rounds) or ("" if distances else "nothing was aggregated")
+    unproven = unproven or (_ROUNDED if summed else "")
     own, outside = distances[worst] if worst is not None else [1.0], layers[: layers.index(layer)]
     found, twice = (_of_means(layer, own, delta, unproven, kind) for kind in ("zero-out", "replace-one"))
     claimed, says = _claimed(layer, stated, rounds, delta)

@@ -88,7 +88,7 @@ def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simul
     if told is None:
         raise InputError(f"the app ends its process with {code}; its output is in {out / LOG}")
     if told.problem:
-        said = f"the app fails by itself: {told.problem}; its output is in {out / LOG}"
+        said = f"the app's copy fails: {told.problem}; its output is in {out / LOG}"
         raise InputError(said if told.by_app else told.problem)
     return told, read_answers(out)
 
@@ -114,9 +114,10 @@ def read_answers(out: Path) -> tuple[Answer, ...]:
         for number, line in enumerate(path.read_text().splitlines(), 1)
     ]
     if not answers:
-        raise InputError("the app fails by itself: its server asked no client")
+        raise InputError("the app's copy fails: its server asked no client")
     if all(answer.error for answer in answers):
-        raise InputError(f"the app fails by itself: each client fails, the first with: {answers[0].error}")
+        why = f"each client fails, the first with: {answers[0].error}"
+        raise InputError(f"the app's copy fails: {why}; its output is in {out / LOG}")
     return tuple(answers)
 
 
