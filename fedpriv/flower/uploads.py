@@ -74,7 +74,8 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     elif update:
         lines += [*_size(before, update), *_rows(update), *_labels(exchange, update)]
         found = first_inputs(update)
-        lines += _inputs(exchange, examples, found)
+        is_whole = all(value.ndim <= 2 for value in update.values())  # no convolution made other features of it
+        lines += _inputs(exchange, examples, found, "input" if is_whole else "features")
     if records is not None and not exchange.summed and (update or splits):
         lines += [f"{text}." for text in inferred(update, splits, trees, records)]
     return Revealed(tuple(f"{exchange.title}: {line}" for line in lines), found)
@@ -218,19 +219,20 @@ def _labels(exchange: Exchange, update: Vector) -> Iterator[str]:
         yield f"{what}: labels of the client, if training was one step of a classifier."
 
 
-def _inputs(exchange: Exchange, examples: int | None, found: Tensor | None) -> Iterator[str]:
+def _inputs(exchange: Exchange, examples: int | None, found: Tensor | None, kind: str) -> Iterator[str]:
     """What the first layer's ratios are: a single example's input for certain, of several only if one moved them."""
     if found is None:
         return
     signs, length = sum(map(_is_signs, found)), f"{found.shape[1]} numbers"
     vectors = len(found) - signs
     if vectors == len(found) == 1 and (examples == 1 or (examples is None and _is_single(exchange))):
-        yield f"the first dense layer reveals its input in closed form: one example of {length}."
+        what = f"one example of {length}" if kind == "input" else f"{length}, {kind} of one example"
+        yield f"the first dense layer reveals its input in closed form: {what}."
     elif vectors:
         is_what = "it is" if vectors == 1 else "each is"
         yield (
             f"neurons of the first dense layer agree on {several(vectors, 'vector')} of {length}: {is_what} an "
-            "example's input, or a mean of several inputs that moved them alike."
+            f"example's {kind}, or a mean of those of several that moved them alike."
         )
     if signs:
         yield (
@@ -263,7 +265,8 @@ def dense_layers(update: Mapping[str, Tensor]) -> list[DenseLayer]:
     biases = [name for name, value in update.items() if value.ndim == 1 and len(value) > 1 and name not in norms]
     pairs = [*zip(weights, biases, strict=False)]
     if len(weights) != len(biases) or not all(len(update[bias]) in update[name].shape for name, bias in pairs):
-        named = ((name, f"{name.removesuffix('.weight')}.bias") for name in weights)
+        after = dict(zip(update, [*update][1:], strict=False)) if "0" in update else {}  # Keras's, after convolutions
+        named = ((name, after.get(name, f"{name.removesuffix('.weight')}.bias")) for name in weights)
         pairs = [(name, bias) for name, bias in named if bias in biases and len(update[bias]) in update[name].shape]
     found = []
     for name, bias in pairs:

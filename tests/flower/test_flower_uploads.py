@@ -167,7 +167,22 @@ def test_a_ratio_that_may_be_no_input_is_not_called_one(
     found = load_file(tmp_path / "runs" / "tap-1" / "reconstructions" / "0001-0003-inputs.safetensors")["inputs"]
     assert float((torch.cdist(found, images) / images.norm(dim=1)).min()) > 0.05
     assert "closed form" not in said
-    assert ("0, 1 or -1" if optimizer == "Adam" else "or a mean of several inputs") in said
+    assert ("0, 1 or -1" if optimizer == "Adam" else "or a mean of those of several") in said
+
+
+def test_behind_convolutions_a_dense_layer_is_found_and_reads_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of arrays, as Keras and older Flower apps send: each weight is followed by its bias."""
+    torch.manual_seed(0)
+    features, errors = torch.rand(36), torch.tensor([0.5, -0.2, -0.3])
+    moves = [torch.rand(3, 3, 1, 4), torch.rand(4), torch.outer(features, errors), errors]
+    start = [torch.rand_like(move) for move in moves]
+    content = RecordDict({"arrays": ArrayRecord([(a + 0.1 * b).numpy() for a, b in zip(start, moves, strict=True)])})
+    content["metrics"] = MetricRecord({"num-examples": 1})
+    said = " ".join(answered(tmp_path, monkeypatch, content, ArrayRecord([value.numpy() for value in start])).verdict)
+    assert "in closed form: 36 numbers, features of one example" in said and "rose for [0]" in said
+    assert "rows moved" not in said
 
 
 def tree(thresholds: list[float]) -> bytes:

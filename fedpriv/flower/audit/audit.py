@@ -105,7 +105,7 @@ def _warnings(run: Simulated, answers: Sequence[Answer]) -> Iterator[str]:
         kinds = ", ".join(f"{count} to {kind}" for kind, count in Counter(answer.type for answer in failed).items())
         yield f"{len(failed)} of {len(answers)} messages failed ({kinds}), the first with: {failed[0].error}"
         others = [answer.error for answer in failed if not answer.trains]
-        for mod in run.mods:
+        for mod in dict.fromkeys((*run.mods, "LocalDpMod")):  # which an app's own mod may call
             if any(error.startswith(f"{mod} ") for error in others):
                 yield f"{mod} fails on messages other than train: give it to that alone, @app.train(mods=[...])"
 
