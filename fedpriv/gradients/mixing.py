@@ -207,7 +207,7 @@ def _after(model: nn.Module, tried: nn.Module, change: _Change, seed: int) -> _P
     try:
         return change.batch.run(tried, seed, what)
     except OtherRoute as error:
-        raise InputError(f"{error}; one example decides it, {change.what}, so that no noise can protect it") from error
+        raise InputError(f"{error}; one example, {change.what}, decides whether the others' count") from error
     except InputError as error:
         if not change.natural:
             return None  # a model that checks its input

@@ -195,6 +195,11 @@ def wrong_output(shape, classes):
 def wrong_input(shape, classes):
     return nn.Linear(1000, classes)
 
+def stepping(shape, classes):
+    model = linear(shape, classes)
+    model[1].weight.register_post_accumulate_grad_hook(lambda value: value.grad.clamp_(-1, 1) and None)
+    return model
+
 def convolving(shape, classes):
     return nn.Sequential(nn.Conv1d(shape[0], 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, classes))
 
@@ -357,6 +362,7 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.nets:wrong_input", "cannot take images of shape (2, 3, 8, 8): RuntimeError"),
         ("{own}.nets:two_outputs", "give (2, 3, 8, 8); expected logits"),
         ("{own}.nets:sparse", "buffer 2.links is sparse"),
+        ("{own}.nets:stepping", "1.weight has a hook behind its gradient (register_post_accumulate_grad_hook)"),
         ("./{own}/nets.py:linear", "expected the name of a module, nets, without folder and .py"),
     ],
 )

@@ -36,6 +36,10 @@ def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceS
     if not isinstance(network, nn.Module):
         builder = settings.name.partition(":")[2] or settings.name
         raise settings.refusal(f"{builder} returns {type(network).__name__}; expected a torch.nn.Module")
+    after = next((name for name, value in network.named_parameters() if value._post_accumulate_grad_hooks), "")
+    if after:
+        why = f"{after} has a hook behind its gradient (register_post_accumulate_grad_hook)"
+        raise settings.refusal(f"{why}, which private steps leave out; register_hook changes gradients")
     _make_real(network)
     network.train().to(device="cpu", dtype=torch.float32)
     whole = network
