@@ -158,6 +158,7 @@ class MatchingSettings(AttackSettings):
 class ActiveSettings(AttackSettings):
     """Settings of attacks on uploads of parameters that the server made: a worst case."""
 
+    needs: ClassVar[tuple[Access, ...]] = (*GRADIENT_MATCHING, Access.PUBLIC_DATA, Access.ACTIVE)
     simulates: ClassVar[bool] = False
     restarts: ClassVar[int] = 1
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,14 +27,14 @@ from fedpriv.attacks.observation import Observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
-from fedpriv.attacks.referee import bare
-from fedpriv.attacks.texts.referee import pairs, sentence_guesses, sentence_score
+from fedpriv.attacks.referee import Scores, public_guesses, score, score_guesses
 from fedpriv.attacks.texts.scene import TextScene
 from fedpriv.attacks.texts.scoring import Scorer, Texts, trained_network
 from fedpriv.attacks.texts.soft import soft_network
 from fedpriv.core.config import Experiment, validated
 from fedpriv.core.errors import InputError
-from fedpriv.core.records import SentenceResult, sentence_result
+from fedpriv.core.lab.victims import UploadTarget, truth
+from fedpriv.core.records import sentence_result
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.world import World, build_world
 from fedpriv.data.source import data_folder
@@ -108,21 +109,22 @@ def _measure(options: argparse.Namespace, file: Path) -> bool:
         epsilon = world.plans[0].guarantee([FIRST]).epsilon
         about = f"{options.batch} | {noise} | {'nothing' if epsilon is None else f'{epsilon:.2g}'}"
         uploads = heard(world)
+        truths = [truth(world, UploadTarget(FIRST, (client,))) for client in range(options.victims)]
         picked, limit = _picked(world, uploads)
         above = above or binom.sf(picked - 1, options.victims, limit) < CHANCE
         print(f"| {about} | picked {picked} of {options.victims} | ceiling {limit:.3f} |", flush=True)
         job = AttackJob(options.attack, uploads, world.model, settings, 1, public_images=public)
         began = time.process_time()
         try:
-            made = [result.images for result in run_attack(job)]
+            made = run_attack(job)
         except AttackRefused as error:
             print(f"| {about} | {options.attack} | refused: {error} |", flush=True)
             continue
         seconds = (time.process_time() - began) / options.victims
-        _print(about, options.attack, _score(world, made), f"{seconds:.1f}")
-    for guess in sentence_guesses(public):
-        guessed = [guess.image.expand(options.batch, -1, -1, -1)] * options.victims
-        _print(f"{options.batch} | any | ", guess.name, _score(world, guessed), "")
+        read = [score(one, "protected", known, (), (), 1.0) for one, known in zip(made, truths, strict=True)]
+        _print(about, options.attack, read, f"{seconds:.1f}")
+    for guess in public_guesses(public):
+        _print(f"{options.batch} | any | ", guess.name, [score_guesses([guess], known, ()) for known in truths], "")
     return above
 
 
@@ -178,21 +180,10 @@ def _write(file: Path, sentences: int) -> None:
         writer.writerows(row for row in rows if row["split"] == "test")
 
 
-def _score(world: World, made: list[Tensor]) -> SentenceResult:
-    scores = []
-    for client, tokens in enumerate(made):
-        true = [bare(sentence) for sentence in world.dataset.x_train[world.uploaded_rows(client, FIRST)]]
-        read = [bare(sentence) for sentence in tokens]
-        matched = pairs(true, read)
-        for number, sentence in enumerate(true):
-            scores.append(sentence_score(sentence, read[matched[number]] if number in matched else []))
-    result = sentence_result(scores)
+def _print(about: str, attack: str, read: Sequence[Scores], seconds: str) -> None:
+    result = sentence_result(line.words for each in read for line in each.scores if line.chosen)
     if result is None:
         raise ValueError("no sentence was attacked")
-    return result
-
-
-def _print(about: str, attack: str, result: SentenceResult, seconds: str) -> None:
     figures = " | ".join(f"{value:.2f}" for value in (result.rouge1, result.rouge2, result.rouge_l))
     right = f"{result.share_right:.0%}"
     print(f"| {about} | {attack} | {figures} | {result.exact} | {right} | {seconds} |", flush=True)

@@ -18,13 +18,14 @@ from typing import Any
 from fedpriv.attacks.baselines import guesses
 from fedpriv.attacks.intervals import median_interval
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
-from fedpriv.attacks.referee import Truth, score, score_guesses
+from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.core.config import Experiment, validated
+from fedpriv.core.lab.victims import UploadTarget, truth
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Score
 from fedpriv.core.registry import ATTACKS
-from fedpriv.core.world import World, build_world
+from fedpriv.core.world import build_world
 from fedpriv.models import MODEL
 from studies.arguments import StudyParser, whole
 from studies.leakage import FIRST, heard
@@ -37,7 +38,7 @@ SUCCESS = 0.6  # SSIM from which an image counts as recovered
 def measure(options: argparse.Namespace, model: str, data: str, sigma: float) -> Iterator[dict[str, Any]]:
     """Yield a row for each guess, then one for each attack that can be made."""
     world = build_world(_experiment(options, model, data, sigma))
-    uploads, truths = heard(world), [_truth(world, client) for client in range(options.victims)]
+    uploads, truths = heard(world), [truth(world, UploadTarget(FIRST, (client,))) for client in range(options.victims)]
     public, std = world.dataset.x_test[:PUBLIC].float() / 255, world.dataset.std
     offered = guesses(public)
     case = {"model": model, "data": data, "sigma": sigma, "seed": options.seed}
@@ -67,11 +68,6 @@ def measure(options: argparse.Namespace, model: str, data: str, sigma: float) ->
             "loss": sum(each.loss or 0.0 for each in made) / len(made),
             "seconds": seconds,
         }
-
-
-def _truth(world: World, client: int) -> Truth:
-    rows = world.uploaded_rows(client, FIRST)
-    return Truth(FIRST, client, world.dataset.x_train[rows].float() / 255, world.dataset.y_train[rows])
 
 
 def _figures(lines: Sequence[Score], seed: int) -> dict[str, Any]:

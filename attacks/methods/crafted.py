@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from fedpriv.attacks.settings import GRADIENT_MATCHING, Access, ActiveSettings
+from fedpriv.attacks.settings import ActiveSettings
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, Integer
 
@@ -23,11 +23,6 @@ class ImprintSettings(ActiveSettings):
     name: ClassVar[str] = "imprint"
     title: ClassVar[str] = "Imprint, an active server"
     reference: ClassVar[str] = "Fowl, Geiping, Czaja, Goldblum and Goldstein: Robbing the Fed, ICLR 2022"
-    needs: ClassVar[tuple[Access, ...]] = (
-        *GRADIENT_MATCHING,
-        Access.PUBLIC_DATA,
-        Access.ACTIVE,
-    )
     iterations: ClassVar[int] = 1
     made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.first_layer.imprint:run_imprint",)
 
@@ -51,11 +46,6 @@ class FishingSettings(ActiveSettings):
     reference: ClassVar[str] = (
         "after Wen, Geiping, Fowl, Goldblum and Goldstein: Fishing for User Data in Large-Batch Federated Learning, "
         "ICML 2022; certificates by counting"
-    )
-    needs: ClassVar[tuple[Access, ...]] = (
-        *GRADIENT_MATCHING,
-        Access.PUBLIC_DATA,
-        Access.ACTIVE,
     )
     made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.reconstruction.fishing:run_fishing",)
 
