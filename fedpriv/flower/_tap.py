@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -402,9 +402,15 @@ def _learned(seen: Seen) -> dict[str, Any]:
         "local": seen.local,
         "example": sides[1:],
         "target": tuple(target) if task in OWN_LOSS else (),
-        "vocabulary": max(layer.num_embeddings for layer in tables) if tokens else 0,
+        "vocabulary": _vocabulary(seen, [layer.num_embeddings for layer in tables]) if tokens else 0,
         "bounds": None if tokens or (len(sides) == 4 and task != "values") else _bounds(seen),
     }
+
+
+def _vocabulary(seen: Seen, sizes: Sequence[int]) -> int:
+    """Rows of the first table that has one for each token; one of positions may have more."""
+    largest = max((int(batch.examples.max()) for batch in seen.batches), default=0)
+    return next((size for size in sizes if size > largest), max(sizes))
 
 
 def _bounds(seen: Seen) -> tuple[float, float]:
