@@ -435,7 +435,7 @@ def _shape(exchange: Exchange, seen: Seen) -> tuple[int, int, int]:
     if seen.inputs is None:
         raise InputError("PyTorch was not seen to train a network with these arrays")
     kind, sides = seen.inputs
-    given = f"{kind} (B, {', '.join(map(str, sides[1:]))})"
+    given = f"{kind} ({', '.join(('B', *map(str, sides[1:])))})"
     if seen.task is None and seen.loss and seen.batches and seen.batches[0].target is not None:
         target = ", ".join(map(str, seen.batches[0].target.shape[1:]))
         raise InputError(

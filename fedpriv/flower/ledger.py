@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from fedpriv.accounting import Release, ceilings, guarantee
 from fedpriv.core.errors import InputError, RefusedError
 from fedpriv.core.files import Journal, as_json, write_whole, writing_to
+from fedpriv.core.numbers import several
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import Guarantee, LedgerLine
 
@@ -97,7 +98,7 @@ class AnswerLedger:
 
     def _tell(self, line: LedgerLine, failed: int) -> None:
         """Write what is proven by now, and how often the app failed."""
-        told = f"the app failed {failed} times, and these updates were zero; this file stays at the client"
+        told = f"the app failed {several(failed, 'time')}, and these updates were zero; this file stays at the client"
         own = replace(line, notes=(*line.notes, told)) if failed else line
         write_whole(self._answers.with_suffix(".json"), as_json(own), mode=0o600, durable=True)
 

@@ -39,6 +39,7 @@ from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_m
 from fedpriv.flower.audit.records import Answer, ModAction, StrategyLayer
 from fedpriv.flower.audit.simulation import (
     Simulated,
+    _failed,
     _loaded,
     _loaded_apart,
     _overridden,
@@ -598,6 +599,8 @@ def test_clients_that_fail_are_the_apps_own_fault(tmp_path: Path, monkeypatch: p
         InputError, match="the app's copy fails: each client fails, the first with: ValueError: no data here"
     ):
         read_answers(tmp_path)
+    said = "the app's copy fails: KeyError: '0', after a client's ValueError: no data here; its output is in"
+    assert said in _failed(tmp_path, "KeyError: '0'")  # of a server that goes on with nothing
 
 
 def test_a_folder_without_an_app_is_one_line(tmp_path: Path) -> None:

@@ -88,8 +88,7 @@ def simulate(copy: Path, out: Path, clients: int, overrides: str) -> tuple[Simul
     if told is None:
         raise InputError(f"the app ends its process with {code}; its output is in {out / LOG}")
     if told.problem:
-        said = f"the app's copy fails: {told.problem}; its output is in {out / LOG}"
-        raise InputError(said if told.by_app else told.problem)
+        raise InputError(_failed(out, told.problem) if told.by_app else told.problem)
     return told, read_answers(out)
 
 
@@ -103,16 +102,27 @@ def _run_in_group(command: Sequence[str], **given: Any) -> int:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def read_answers(out: Path) -> tuple[Answer, ...]:
-    """Return all answers, by client, each client's in order."""
+def _failed(out: Path, problem: str) -> str:
+    """Why there is no run; the server's error often follows from a client's."""
+    errors = (answer.error for answer in _written(out) if answer.error)
+    client = next((f", after a client's {error}" for error in errors), "")
+    return f"the app's copy fails: {problem}{client}; its output is in {out / LOG}"
+
+
+def _written(out: Path) -> list[Answer]:
+    """All answers, by client, each client's in order."""
     from fedpriv.flower.audit.observers import ANSWERS
 
-    paths = sorted((out / ANSWERS).glob("*.jsonl"))
-    answers = [
+    return [
         parse_json(line, Answer, f"{path}: line {number}")
-        for path in paths
+        for path in sorted((out / ANSWERS).glob("*.jsonl"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
     ]
+
+
+def read_answers(out: Path) -> tuple[Answer, ...]:
+    """Return all answers, of which at least one is none of an error."""
+    answers = _written(out)
     if not answers:
         raise InputError("the app's copy fails: its server asked no client")
     if all(answer.error for answer in answers):
