@@ -48,15 +48,19 @@ class OwnSettings(OpenModelSettings):
     def _called(self, **sizes: Any) -> Any:
         """Call the function with the sizes that it takes: torchvision's takes num_classes alone."""
         function = own_object(self.name, "model.name")
-        if not callable(function):
-            raise self.refusal(f"expected a function, not {type(function).__name__}")
+        is_network = hasattr(function, "named_parameters") and not isinstance(function, type)
+        if is_network or not callable(function):
+            raise self.refusal(f"expected a function or a class that makes the network, not {type(function).__name__}")
         more = {} if self.arguments is None else self.arguments.plain()
         return function(**{name: sizes[name] for name in _taken(function, set(sizes))} | more)
 
 
 def _taken(function: Callable[..., Any], sizes: set[str]) -> set[str]:
     """Return which sizes a function is told; those of torchvision and timm take num_classes, at times unnamed."""
-    names, usual = set(inspect.signature(function).parameters), sizes - {"num_classes"}
-    if "num_classes" in names:
-        return usual & names - {"classes"} | {"num_classes"}
-    return {"num_classes"} if names & {"weights", "pretrained"} and not names & usual else usual
+    parameters, usual = inspect.signature(function).parameters, sizes - {"num_classes"}
+    if "num_classes" in parameters:
+        return usual & parameters.keys() - {"classes"} | {"num_classes"}
+    if parameters.keys() & {"weights", "pretrained"} and not parameters.keys() & usual:
+        return {"num_classes"}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return usual if takes_any else usual & parameters.keys()

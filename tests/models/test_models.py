@@ -258,6 +258,7 @@ def merging(shape, classes):
     return nn.Sequential(nn.Flatten(), Merging(shape[0] * shape[1] * shape[2], classes))
 
 not_a_function = 3
+made = nn.Flatten()
 """
 
 
@@ -345,7 +346,8 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.other:linear", r"no module {own}.other in "),
         ("{own}.nets:zzz", "module {own}.nets has no 'zzz'; it has linear, drawn, "),
         ("{own}.nets:linaer", "module {own}.nets has no 'linaer'; did you mean linear?"),
-        ("{own}.nets:not_a_function", "expected a function, not int"),
+        ("{own}.nets:not_a_function", "expected a function or a class that makes the network, not int"),
+        ("{own}.nets:made", "expected a function or a class that makes the network, not Flatten"),
         ("{own}.nets:", "has no ''"),
         (":linear", "cannot be imported: ValueError"),
         ("{own}.needy:f", "cannot be imported: ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),

@@ -32,11 +32,11 @@ from fedpriv.core.lab.victims import upload_of
 from fedpriv.core.randomness import Secret, torch_stream
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.threads import cpu_threads
-from fedpriv.core.world import State, World
+from fedpriv.core.world import State, World, random_examples
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import kept_numbers
+from fedpriv.gradients.calls import evaluating, kept_numbers
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.tap import observe, public_settings
@@ -46,8 +46,23 @@ def warnings_for(world: World) -> tuple[str, ...]:
     """Return one line for each setting that has no effect or makes a result mean less than it seems to."""
     algorithm = algorithm_of(world.experiment)
     about_data = (*_read_off(world), *_copies(world), *_small(world), *_left_out(world))
-    lines = (*about_data, *algorithm.warnings(world), *_one_at_a_time(world))
+    lines = (*about_data, *_probabilities(world), *algorithm.warnings(world), *_one_at_a_time(world))
     return (*lines, *attack_warnings(world, world.experiment.adversary.attacks)) if algorithm.trains_in_steps else lines
+
+
+def _probabilities(world: World) -> tuple[str, ...]:
+    """Say that a network of one's own ends in a softmax, which the loss does, too."""
+    if not world.experiment.model.is_own:
+        return ()
+    images, _ = random_examples(world.experiment, world.dataset, 2)
+    with evaluating(world.model), torch.no_grad():
+        outputs = world.model(world.network_input(images))
+    if bool((outputs < 0).any()) or not torch.allclose(outputs.sum(dim=-1), outputs.new_ones(()), atol=1e-3):
+        return ()
+    return (
+        f"model.name = {world.experiment.model.name!r}: its outputs are positive and add up to 1, as probabilities do; "
+        "the loss takes logits, so leave out the softmax",
+    )
 
 
 def _one_at_a_time(world: World) -> tuple[str, ...]:

@@ -55,6 +55,10 @@ class _OnceOnly(_Network):
         return logits * (1 + margins[:, None])
 
 
+def softmaxed() -> nn.Module:
+    return nn.Sequential(_Network((1, 8, 8), 10), nn.Softmax(dim=-1))
+
+
 def untrainable(shape: Shape, classes: int) -> nn.Module:
     return _Untrainable(shape, classes)
 
@@ -208,3 +212,9 @@ def test_every_listener_and_engine_passes(
 def test_what_a_run_refuses_is_found(changes: dict[str, dict[str, object]], words: str) -> None:
     with pytest.raises(InputError, match=words):
         check_experiment(experiment(**changes))
+
+
+def test_a_network_that_ends_in_a_softmax_is_warned_of() -> None:
+    """And one that takes no sizes is called without them."""
+    said = check_experiment(experiment(model=own("softmaxed"), adversary={"attacks": []}))
+    assert any("its outputs are positive and add up to 1" in line for line in said)
