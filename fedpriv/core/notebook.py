@@ -8,8 +8,11 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedpriv.attacks.commands import Audit, chosen_audit
 from fedpriv.core.cli.terminal import command_of, default_folder, shown
@@ -147,7 +150,7 @@ class Run:
         return render_card(load_view(self.path))
 
 
-def run(file: str | Path, *, out: str | Path | None = None, quiet: bool = False, **settings: Any) -> Run:
+def run(file: str | PathLike[str], *, out: str | Path | None = None, quiet: bool = False, **settings: Any) -> Run:
     """Run an experiment as ``fedpriv run FILE`` does, and return its results; the folder has the same bytes.
 
     Args:
@@ -161,6 +164,10 @@ def run(file: str | Path, *, out: str | Path | None = None, quiet: bool = False,
         InputError: a setting is not allowed, or does not fit the data, the network or this machine.
         RunFailedError: the run could not be finished (the folder says why), or an attack exceeds what is proven.
     """
+    if not isinstance(file, str | PathLike):
+        raise InputError(
+            key="file", given=file, allowed="expected the path of an experiment file; its sections are keywords"
+        )
     source = Path(file)
     if source.is_dir():
         if out is not None or settings:
@@ -184,12 +191,18 @@ def _overrides(settings: Mapping[str, Any]) -> list[str]:
 
 def _written(key: str, value: Any) -> str:
     """A value in TOML; a text as it is where that is understood."""
+    value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(value, str | Path):
         text = str(value)
         return text if parse_override(f"{key}={text}")[1] == text else json.dumps(text)
     if not isinstance(value, bool | int | float | list | tuple):
         raise InputError(key=key, given=value, allowed="a number, a text, true or false, or a list of them")
-    return json.dumps(value)
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What a list holds, such as numbers of numpy, as JSON has it."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 def _frame(rows: Iterable[Mapping[str, Any]], index: str | None = None) -> "DataFrame":

@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
 import fedpriv
 from fedpriv.core.cli.app import app
 from fedpriv.core.errors import optional
+from fedpriv.core.notebook import _overrides
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_docs_blocks import SMALL
 from tests.integration.small import left_behind
@@ -98,6 +100,14 @@ def test_wrong_settings_are_input_errors(settings: dict[str, object], said: str,
     with pytest.raises(fedpriv.InputError, match=said):
         fedpriv.run(tmp_path / "small.toml", out=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_are_settings() -> None:
+    given = {"seed": np.int64(3), "mechanism": {"sigma": np.float32(0.5)}, "adversary": {"rounds": [np.int64(1)]}}
+    assert _overrides(given) == ["seed=3", "mechanism.sigma=0.5", "adversary.rounds=[1]"]
+    assert _overrides({"model": {"hidden": np.arange(2)}}) == ["model.hidden=[0, 1]"]
+    with pytest.raises(fedpriv.InputError, match="expected the path of an experiment file; its sections are keywords"):
+        fedpriv.run({"seed": 3})  # type: ignore[arg-type]
 
 
 def test_a_missing_extra_is_named_in_one_line() -> None:
