@@ -36,7 +36,7 @@ from fedpriv.flower.app_settings import TapSettings, read_settings
 from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
-from fedpriv.flower.audit.records import Answer, ModAction, StrategyLayer
+from fedpriv.flower.audit.records import Answer, ModAction, Round, StrategyLayer
 from fedpriv.flower.audit.simulation import (
     Simulated,
     _failed,
@@ -354,6 +354,22 @@ def test_batches_that_are_kept_are_used_again(poisson: bool) -> None:
 def test_a_strategy_that_flower_has_replaced_proves_nothing() -> None:
     (claim,) = claims([], (StrategyLayer(DPFedAvgFixed.__name__, DPFedAvgFixed.__module__),), (), Path())
     assert (claim.what, claim.epsilon) == ("DPFedAvgFixed", None) and "have replaced it" in claim.theorem
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_wrapper_proves_nothing_of_means_that_are_rounded(masked: bool) -> None:
+    """With SecAgg+, whose steps are far above those of float32; nor does the server see any upload then."""
+    settings = {"noise_multiplier": 1.0, "clipping_norm": C, "num_sampled_clients": 2.0}
+    wrapper = "DifferentialPrivacyClientSideFixedClipping"
+    layers = (StrategyLayer(wrapper, "", settings, wraps=wrapper), StrategyLayer("FedAvg", "", averages=True))
+    rounds = (Round(1, {1: 8.0, 2: 8.0}, {1: C, 2: C}, clip_norm=C, next_clip_norm=C, noise=C / 2),)
+    acted = (ModAction("fixedclipping_mod", norm=2 * C, left=C),)
+    replied = {"secaggplus_configs": {"masked_parameters": ["9 bytes"]}}
+    stage = "collect_masked_vectors" if masked else None
+    answers = [Answer(k, k, "train", stage, replied=replied, actions=acted) for k in (1, 2)]
+    clipped, found = claims(answers, layers, rounds, Path())
+    assert (found.epsilon is None) is masked is ("SecAgg+ rounds each upload" in found.theorem)
+    assert ("the sum has clipped updates" if masked else "the server sees each clipped update") in clipped.theorem
 
 
 def test_poisson_batches_beside_others_prove_zero_out_alone() -> None:

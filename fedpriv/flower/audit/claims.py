@@ -139,8 +139,7 @@ def _clipping(mod: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
     clipped = max(Counter(acted).values(), default=0)
     if clipped:
         bit = "; its norm_bit leaves as it is" if mod == "adaptiveclipping_mod" else ""
-        masked = any(answer.stage for answers in by_client.values() for answer in answers)
-        sees = "the sum has clipped updates" if masked else "the server sees each clipped update"
+        sees = "the sum has clipped updates" if _is_masked(by_client) else "the server sees each clipped update"
         why = f"no noise is added at the client, and {sees}{bit}"
         yield _nothing(mod, "clips for a wrapper at the server", clipped, why)
 
@@ -172,7 +171,10 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
     """Secure aggregation hides single updates and adds no noise."""
     if not by_client:
         return
-    inside = {client: sum(map(_is_summed, answers)) for client, answers in by_client.items()}
+    inside = {
+        client: sum(bool(answer.replied) and answer.stage == _SUMMED for answer in answers)
+        for client, answers in by_client.items()
+    }
     yield _nothing(
         "secaggplus_mod",
         "the server learns only a sum",
@@ -183,9 +185,9 @@ def _secaggplus(by_client: ByClient, _: Path) -> Iterator[Claim]:
     )
 
 
-def _is_summed(answer: Answer) -> bool:
-    """Whether an answer is a masked upload."""
-    return bool(answer.replied) and answer.stage == _SUMMED
+def _is_masked(by_client: ByClient) -> bool:
+    """Whether uploads were masked."""
+    return any(answer.stage == _SUMMED for answers in by_client.values() for answer in answers)
 
 
 _OF_MODS: Mapping[str, Callable[[ByClient, Path], Iterator[Claim]]] = {
@@ -215,9 +217,8 @@ def _wrapper(
             distances[client].append(_distance(layer, each, share))
             shares[client] = max(shares.get(client, 0.0), share)
     worst = max(distances, key=lambda client: math.hypot(*distances[client]), default=None)
-    summed = any(answer.stage for answers in by_client.values() for answer in answers)
     unproven = _unproven(layer, layers[-1], rounds) or ("" if distances else "nothing was aggregated")
-    unproven = unproven or (_ROUNDED if summed else "")
+    unproven = unproven or (_ROUNDED if _is_masked(by_client) else "")
     own, outside = distances[worst] if worst is not None else [1.0], layers[: layers.index(layer)]
     found, twice = (_of_means(layer, own, delta, unproven, kind) for kind in ("zero-out", "replace-one"))
     claimed, says = _claimed(layer, stated, rounds, delta)
