@@ -1,4 +1,4 @@
-"""Inputs of a convolution from the gradients of weights: in closed form, then of a single example by recursion."""
+"""Inputs of a convolution from the gradients of weights: in closed form, then by recursion."""
 
 import math
 from collections.abc import Sequence
@@ -37,6 +37,7 @@ TURNS, DRAWS = 20, 200  # of the search for zeros, and its starts in each
 SPARSER, NUMBERS = 30, 1000  # its steps, and how many numbers it looks at
 POWER = 0.5  # of absolute values, whose sum it makes small
 ZERO, NEARLY = 1e-3, 1e-2  # of the root mean square: what counts as zero to the search, and in the end
+NEAR = (0.1, 0.03, 0.01, 0.001)  # the same where it is known but for a little
 BELOW = 1e-3  # of the largest number: what is negative by less comes from rounding
 MANY = 0.75  # of the zeros of what has most of them
 SAME = 0.999  # cosine of what two starts found that is one input
@@ -55,6 +56,16 @@ class Activation:
         """The share of the squares (B,) that is not that of the channels' means."""
         differences = self.values - self.values.mean(dim=(2, 3), keepdim=True)
         return differences.flatten(1).square().sum(dim=1) / self.values.flatten(1).square().sum(dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What the last layer got."""
+
+    layer: str  # its name in the network
+    values: Tensor  # (B, F), float64 on the CPU
+    labels: Tensor  # int64 (B,), each its example's
+    misfit: float  # the share of the squared gradient that they leave
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +197,18 @@ def _told_apart(images: Tensor) -> Tensor | None:
         found = found[zeros > MANY * zeros.max()] if len(found) else found
         if len(found) >= len(images):
             break
-    return found.view_as(images) if len(found) == len(images) else None
+    return _cleaned(found.view_as(images)) if len(found) == len(images) else None
+
+
+def _cleaned(images: Tensor) -> Tensor:
+    """The sums of what a ReLU gave (B, C, H, W) that are zero where each nearly is; the same if it was no ReLU."""
+    basis = torch.linalg.qr(images.flatten(1).mT).Q
+    basis = basis / basis.square().mean().sqrt()
+    values = F.normalize(images.flatten(1)) * math.sqrt(len(basis))
+    for zero in NEAR:
+        values = _zeroed(basis, values, zero)
+    values = values * values.sum(dim=1, keepdim=True).sign()
+    return values.view_as(images) if bool((values.amin(dim=1) > -BELOW * values.amax(dim=1)).all()) else images
 
 
 def _sparse(basis: Tensor, generator: torch.Generator) -> Tensor:
@@ -197,10 +219,15 @@ def _sparse(basis: Tensor, generator: torch.Generator) -> Tensor:
     for step in range(SPARSER):  # least squares, with weights that become those of the power
         least = ZERO ** (step / (SPARSER - 1))
         mixings = _least(some, ((mixings @ some.mT).square() + least**2) ** (POWER / 2 - 1))
-    made = _least(basis, ((mixings @ basis.mT).abs() < NEARLY).double()) @ basis.mT
+    made = _zeroed(basis, mixings @ basis.mT, NEARLY)
     made = made * made.sum(dim=1, keepdim=True).sign()
     made = made[made.min(dim=1).values > -BELOW * made.max(dim=1).values]
     return made / made.norm(dim=1, keepdim=True)
+
+
+def _zeroed(basis: Tensor, values: Tensor, zero: float) -> Tensor:
+    """The sums of the columns of a basis (P, B) that are least where values (n, P) are nearly zero."""
+    return _least(basis, (values.abs() < zero).double()) @ basis.mT
 
 
 def _least(basis: Tensor, weights: Tensor) -> Tensor:
@@ -218,7 +245,8 @@ def _chosen(call: _Called, basis: Tensor, later: Sequence[_Called]) -> Tensor | 
     chosen = [_goes_with(each, made) for each in found]
     if any(mixing is None for mixing in chosen):
         return None
-    return torch.einsum("bk,kchw->bchw", torch.stack([mixing for mixing in chosen if mixing is not None]), basis)
+    mixings = torch.stack([mixing for mixing in chosen if mixing is not None])
+    return _cleaned(torch.einsum("bk,kchw->bchw", mixings, basis))
 
 
 def _goes_with(found: Tensor, made: Tensor) -> Tensor | None:
@@ -234,12 +262,14 @@ def _goes_with(found: Tensor, made: Tensor) -> Tensor | None:
     return None if misfits[0] > APART * misfits[1] else mixings[:, 0]
 
 
-# What earlier convolutions got, once a later one's input is known, layer by layer (R-GAP: Zhu and Blaschko 2021).
+# What earlier convolutions got, once a later one's input is known, layer by layer (R-GAP: Zhu and Blaschko 2021). The
+# unknowns of a layer are all examples' at once.
 #
 # From what a ReLU gave, the loss's derivative by what it got follows, as all behind it can be run. The gradient of a
 # convolution before it is then linear in what that convolution got, but for the GroupNorm between them, whose
-# derivative depends a little on it: solving again and again converges. Where convolutions with a stride leave the
-# equations weak, what the norms gave, as far as ReLUs let it through, completes them.
+# derivative depends a little on it: solving again and again converges. A ReLU that is misjudged spoils all before it,
+# but the gradient of the bias before it shows that, and which numbers explain it. Where convolutions with a stride
+# leave the equations of a single example weak, what the norms gave, as far as ReLUs let it through, completes them.
 
 
 START = 20261130  # the seed of first guesses
@@ -249,13 +279,15 @@ REMEMBERED = 5  # rounds whose changes tell the next
 RIDGE = 1e-2  # of the equations' mean square at the start; as the misfit falls, its square
 MOST_PLACES = 1024  # of a channel: its equations are solved at once
 NOISE = 1.5  # times the largest that is negative: what is above did pass a ReLU
-SURE = 3.0  # the same where it is computed that it did not
 LEAST = 4.0  # deviations that the largest noise has
 MET = 1e-4  # misfit of equations that tell everything
 ROUGH = 0.1  # misfit from which it is worth to go on
 CLOSE = 0.03  # misfit with which an input is of use still
 FARTHER, SECANTS = 0.01, 4  # change of a factor at first, and how often it is changed
 TELLING = 0.01  # share of the gradient that changes with a factor, at least, to tell it
+TURNS_OF_EACH = 6  # in which factors are fitted, and then what passed a ReLU put right
+DOUBTFUL, MOST_DOUBTFUL = 2.0, 10  # times what is above noise: below it may not have passed; so many of a channel
+OUTLYING, EXPLAINS = 100, 3  # times the typical residual: what shows a mistake, and what may be left without it
 TOLD = 1e-12  # share of a bias's squared gradient that has to change with a factor to tell it
 REFINED, CONJUGATE = 3, 40  # steps of Gauss-Newton, and of conjugate gradients in each
 
@@ -277,28 +309,31 @@ class _Part:
         return pull(self.error)[0], given
 
     def equations(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The normal equations of a channel's places: products (places, places), and what is wanted (C, H, W)."""
-        (error,), size = self._errors(inputs)[0], inputs.shape[2:]
-        places = torch.arange(1, size.numel() + 1, dtype=inputs.dtype).view(1, 1, *size)
-        patches = F.unfold(places, **_patches(self.layer))[0].long()  # 0: beyond the border
-        between, products = error.flatten(1).mT @ error.flatten(1), inputs.new_zeros(2 * (1 + size.numel(),))
-        for reached in patches:
+        """The normal equations of a channel's places: products (places, places), and what is wanted (B, C, H, W)."""
+        error, size, count = self._errors(inputs)[0], inputs.shape[2:], inputs[:, 0].numel()
+        places = torch.arange(1, count + 1, dtype=inputs.dtype).view(-1, 1, *size)
+        patches = F.unfold(places, **_patches(self.layer)).long()  # 0: beyond the border
+        between, products = _by_channel(error).mT @ _by_channel(error), inputs.new_zeros(2 * (1 + count,))
+        for reached in patches.transpose(0, 1).flatten(1):
             products[reached[:, None], reached] += between
-        made = error.flatten(1).mT @ self.gradient.flatten(1)
+        made = error.flatten(2).mT @ self.gradient.flatten(1)
         return products[1:, 1:], F.fold(made.mT, size, **_patches(self.layer))
 
     def left(self, before: Tensor, inputs: Tensor) -> Tensor:
         """What these inputs leave of the gradient, of derivatives with those before: of the gradient's shape."""
-        errors, _ = self._errors(before)
-        made = errors[0].flatten(1) @ F.unfold(inputs, **_patches(self.layer))[0].mT
-        return made.view_as(self.gradient) - self.gradient
+        return self._made(self._errors(before)[0], inputs) - self.gradient
+
+    def _made(self, errors: Tensor, inputs: Tensor) -> Tensor:
+        """The kernels' gradient of such derivatives and inputs."""
+        made = errors.flatten(2) @ F.unfold(inputs, **_patches(self.layer)).mT
+        return made.sum(dim=0).view_as(self.gradient)
 
     def misfits(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Of the gradient and of what the ReLU gives (or gets, where it lets that through), by their lengths."""
         errors, given = self._errors(inputs)
-        made = errors[0].flatten(1) @ F.unfold(inputs, **_patches(self.layer))[0].mT
         passed = torch.where(self.wanted > 0, given + self.rest, (given + self.rest).relu())
-        return (made - self.gradient.flatten(1)) / self.gradient.norm(), (passed - self.wanted) / self.wanted.norm()
+        left = self._made(errors, inputs) - self.gradient
+        return left / self.gradient.norm(), (passed - self.wanted) / self.wanted.norm()
 
 
 @dataclass(eq=False)
@@ -312,12 +347,15 @@ class _Run:
     sources: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)  # by ids: who made a tensor, and itself
     direct: list[bool] = field(default_factory=list)  # whether each got what a norm gave, with nothing added
     bias: str = ""
+    last: Any = None  # what the last layer got
+    logits: Any = None
+    given: list[Tensor] = field(default_factory=list)  # what each ReLU gave
 
 
 class _Replay:
     """The network in float64, with what is known in place of what its ReLUs give."""
 
-    def __init__(self, scene: Scene, victim: Victim, labels: Tensor) -> None:
+    def __init__(self, scene: Scene, victim: Victim, features: Features) -> None:
         self.model = copied(scene.network.model).cpu().double()
         self.model.load_state_dict(dict(victim.parameters), strict=False)
         for name, layer in self.model.named_modules():
@@ -328,18 +366,22 @@ class _Replay:
         self.gradient = {name: value.cpu().double() for name, value in victim.gradient.items()}
         self.known: dict[int, Tensor] = {}
         self._after: dict[str, int] = {}  # convolution -> the number of the next ReLU
-        self._losses, self._shape = scene.network.losses, scene.shape
-        self._one_hot = F.one_hot(labels.cpu(), scene.classes).double()
+        self._losses, self._shape = scene.network.losses, (len(features.values), *scene.shape)
+        self._output, self._wanted = features.layer, features.values
+        self._one_hot = F.one_hot(features.labels.cpu(), scene.classes).double()
 
     def run(self) -> tuple[_Run, Tensor]:
         """Return what was seen, and the loss."""
         run = _Run()
         layers = [
-            each for each in self.model.named_modules() if isinstance(each[1], (nn.Conv2d, nn.GroupNorm, nn.ReLU))
+            (name, layer)
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, (nn.Conv2d, nn.GroupNorm, nn.ReLU)) or name == self._output
         ]
         with until_the_end([layer.register_forward_hook(partial(self._see, run, name)) for name, layer in layers]):
-            logits = self.model(torch.zeros(1, *self._shape, dtype=torch.float64, requires_grad=True))
+            logits = self.model(torch.zeros(self._shape, dtype=torch.float64, requires_grad=True))
         self._after = {name: after for name, (_, _, after) in run.made.items()}
+        run.logits = logits
         return run, self._losses(logits, self._one_hot).mean()
 
     def _convolved(self, name: str, layer: nn.Conv2d, inputs: Tensor) -> Tensor:
@@ -357,6 +399,8 @@ class _Replay:
         if f"{name}.bias" in self.gradient:
             run.bias = f"{name}.bias"
         made: Any = None
+        if name == self._output:
+            run.last = inputs[0].detach().flatten(1)
         if isinstance(layer, nn.ReLU):
             made = len(run.relus)
             run.relus.append((run.bias, inputs[0]))
@@ -373,39 +417,63 @@ class _Replay:
             run.made[source] = (layer, output, len(run.relus))
         output = output.clone()  # what follows may change it in place
         run.sources[id(output)] = (made, output)
+        if isinstance(layer, nn.ReLU):
+            run.given.append(output)
         return output
 
-    def know(self, number: int, values: Tensor) -> None:
-        """Keep what a ReLU gave but for a factor, which the gradient of the bias before it tells."""
-        sums = []
+    def begin(self, number: int, values: Tensor) -> None:
+        """Keep what a ReLU gave but for a factor of each example; whose features follow from it tells whose it is."""
+        self.known[number] = values
+        order = nearest(self.run()[0].last, self._wanted)
+        self._one_hot = self._one_hot[order]
+
+    def know(self, number: int, read: "_Read") -> None:
+        """Keep what a ReLU gave but for a factor of each example.
+
+        The gradient of the bias before it tells the factors, and what passed the ReLU where that is in doubt.
+        """
+        passed, felt = read.values > read.least, []
         for factor in (2, 1):
-            self.known[number] = factor * values
+            self.known[number] = factor * torch.where(passed, read.values, 0.0)
             run, loss = self.run()
-            name, given = run.relus[number]
-            sums.append(torch.autograd.grad(loss, given)[0].sum(dim=(0, 2, 3)))
-        if name not in self.gradient or self.gradient[name].shape != sums[0].shape:
+            felt.append(torch.autograd.grad(loss, run.given[number])[0])
+        wanted = self.gradient.get(run.relus[number][0])
+        if wanted is None or len(wanted) != read.values.shape[1]:
             return
         # Through norms derivatives fall as the factor grows; past them, along a shortcut, they stay.
-        falling, staying = 2 * (sums[1] - sums[0]), 2 * sums[0] - sums[1]
-        told = float(falling.square().sum())
-        if told > TOLD * float(sums[0].square().sum()):
-            values = values * told / float((self.gradient[name] - staying) @ falling)
-        self.known[number] = values
+        falling, staying = 2 * (felt[1] - felt[0]), 2 * felt[0] - felt[1]
+        inverse, weights = torch.ones(len(read.values), dtype=wanted.dtype), torch.ones_like(wanted)
+        for turn in range(2 * TURNS_OF_EACH):
+            falls, stays = ((each * passed).sum(dim=(2, 3)) for each in (falling, staying))
+            if bool((falls.square().sum(dim=1) > TOLD * stays.square().sum(dim=1)).all()):
+                equations = weights[:, None] * torch.column_stack([*falls, wanted - stays.sum(dim=0)])
+                inverse = torch.linalg.lstsq(equations[:, :-1], equations[:, -1:]).solution[:, 0]
+            every = staying + inverse[:, None, None, None] * falling
+            left = wanted - (every * passed).sum(dim=(0, 2, 3))
+            typical = left.abs().median().clamp(min=torch.finfo(wanted.dtype).tiny)
+            weights = 1 / (left.abs() + typical)  # where something passed by mistake counts little
+            if turn >= TURNS_OF_EACH:
+                passed = passed ^ read.mistaken(torch.where(passed, -every, every), left, typical)
+        values = torch.where(passed, read.values.clamp(min=torch.finfo(wanted.dtype).eps), 0.0)
+        self.known[number] = values / inverse[:, None, None, None]
 
-    def scale(self, number: int, output: str) -> None:
-        """Go on to the factor that fits the last layer's gradient, which does not jump where a ReLU behind does."""
-        values, weight = self.known[number], self.model.get_parameter(f"{output}.weight").requires_grad_()
-        wanted, factors = self.gradient[f"{output}.weight"], [1 + FARTHER, 1.0]
-        misfits: list[Tensor] = []
+    def scale(self, number: int) -> None:
+        """Go on to the factors that fit the last layer's gradient, which does not jump where a ReLU behind does."""
+        values, factors = self.known[number], [torch.full((self._shape[0], 1), each) for each in (1 + FARTHER, 1.0)]
+        wanted = self.gradient[f"{self._output}.weight"].flatten()
+        made: list[Tensor] = []  # each example's, (B, numbers of the gradient)
         for _ in range(SECANTS):
-            for factor in factors[len(misfits) :]:
-                self.known[number] = factor * values
-                misfits.append(torch.autograd.grad(self.run()[1], weight)[0] - wanted)
-            slope = (misfits[-1] - misfits[-2]) / (factors[-1] - factors[-2])
-            if not slope.norm() > TELLING * wanted.norm():
+            for factor in factors[len(made) :]:
+                self.known[number] = factor[:, :, None, None] * values
+                run, loss = self.run()
+                errors = torch.autograd.grad(loss, run.logits)[0]
+                made.append(torch.einsum("bk,bf->bkf", errors, run.last).flatten(1))
+            slopes = (made[-1] - made[-2]) / (factors[-1] - factors[-2])
+            if not bool((slopes.norm(dim=1) > TELLING * made[-1].norm(dim=1)).all()):
                 break
-            factors.append(factors[-1] - float((misfits[-1] * slope).sum() / slope.square().sum()))
-        self.known[number] = factors[len(misfits) - 1] * values
+            left = (made[-1].sum(dim=0) - wanted)[:, None]
+            factors.append(factors[-1] - torch.linalg.lstsq(slopes.mT, left).solution)
+        self.known[number] = factors[len(made) - 1][:, :, None, None] * values
 
     def parts(self, number: int) -> list[_Part]:
         """The convolutions that get what a ReLU gives."""
@@ -424,33 +492,33 @@ class _Replay:
         ]  # fmt: skip
 
 
-def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor, output: str) -> Activation:
-    """Return what the first convolution got of a single example, if that follows from what a later one got.
+def nearest(made: Tensor, wanted: Tensor) -> Tensor:
+    """Which of the rows (B, F) that are wanted each row is, by their directions: (B,)."""
+    from scipy.optimize import linear_sum_assignment
 
-    ``output`` names the last layer.
-    """
-    if len(found.values) > 1:
-        return found
-    replay = _Replay(scene, victim, labels)
+    distances = torch.cdist(F.normalize(made.double().cpu()), F.normalize(wanted.double().cpu()))
+    return torch.from_numpy(linear_sum_assignment(distances.numpy())[1])
+
+
+def deepened(scene: Scene, victim: Victim, found: Activation, features: Features) -> Activation:
+    """Return what the first convolution got, as far as that follows from what a later one got."""
+    replay = _Replay(scene, victim, features)
     run, _ = replay.run()
     if found.layer not in run.fed:
         return found
-    base, values = run.fed[found.layer], found.values * found.values.sum().sign()
-    values = values / values.square().mean().sqrt()
-    replay.know(base, _passed(values, -values.min() / LEAST, NOISE))
-    replay.scale(base, output)
-    run, _ = replay.run()
-    for number in reversed(range(base + 1, len(run.relus))):
-        # Behind the base all is computed; what is read there has less of rounding, so that no ReLU is mistaken.
-        computed = run.relus[number][1].detach().relu()
-        read = _solved(replay.parts(number), computed.shape, torch.where(computed > 0, NOISE, SURE), refines=False)
-        if read is not None:
-            replay.known[number] = read * (read * computed).sum() / read.square().sum()
+    base, values = run.fed[found.layer], found.values * found.values.sum(dim=(1, 2, 3), keepdim=True).sign()
+    values = values / values.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
+    replay.begin(base, values.relu())
+    first = _Read(values, -NOISE * values.amin(dim=(1, 2, 3), keepdim=True))
+    replay.know(base, first)
+    replay.scale(base)
+    replay.know(base, first.like(replay.known[base]))
     for number in reversed(range(base)):
         if time_is_up():
             break
         parts = replay.parts(number)
-        read = _solved(parts, run.relus[number][1].shape, NOISE, refines=len(parts) > 1 or run.direct[number + 1])
+        refines = len(values) == 1 and (len(parts) > 1 or run.direct[number + 1])  # of a batch it takes too long
+        read = _solved(parts, run.relus[number][1].shape, refines=refines)
         if read is None:
             break
         replay.know(number, read)
@@ -459,9 +527,38 @@ def deepened(scene: Scene, victim: Victim, found: Activation, labels: Tensor, ou
     return found
 
 
-def _solved(parts: Sequence[_Part], shape: torch.Size, noise: Tensor | float, *, refines: bool) -> Tensor | None:
-    """What convolutions got, (1, C, H, W), up to a factor; ``None``: their gradients do not tell."""
-    places = shape[2:].numel()
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What a ReLU gave, (B, C, H, W), up to a factor of each example, and above what it did pass it."""
+
+    values: Tensor
+    least: Tensor
+
+    def mistaken(self, changes: Tensor, left: Tensor, typical: Tensor) -> Tensor:
+        """One or two numbers of a channel that explain what is left of its bias's gradient (C,): (B, C, H, W).
+
+        ``changes``, (B, C, H, W), are what it changes by where a number passed by mistake, or did not.
+        """
+        doubtful = _by_channel(self.values.abs() < DOUBTFUL * self.least)
+        values = torch.where(doubtful, _by_channel(self.values), -math.inf)
+        top = values.topk(min(MOST_DOUBTFUL, values.shape[1]), dim=1).indices
+        ones = torch.eye(top.shape[1]).bool()
+        some = torch.cat([ones, *(ones[number] | ones[number + 1 :] for number in range(len(ones)))])
+        changed = torch.where(doubtful, _by_channel(changes), 1 / torch.finfo(typical.dtype).eps).gather(1, top)
+        after, best = (left[:, None] - changed @ some.to(changed).mT).abs().min(dim=1)
+        told = (after < EXPLAINS * typical) & (left.abs() > OUTLYING * typical)
+        made = torch.zeros_like(doubtful).scatter(1, top, some[best] & told[:, None])
+        return _by_example(made, self.values.shape)
+
+    def like(self, others: Tensor) -> "_Read":
+        """Return the same with the factors of others (B, C, H, W), of which these are nearly multiples."""
+        along, size = ((self.values * each).sum(dim=(1, 2, 3), keepdim=True) for each in (others, self.values))
+        return _Read(self.values * along / size, self.least * along / size)
+
+
+def _solved(parts: Sequence[_Part], shape: torch.Size, *, refines: bool) -> _Read | None:
+    """What convolutions got, (B, C, H, W), up to factors; ``None``: their gradients do not tell."""
+    places = shape[0] * shape[2:].numel()
     if not places <= min(sum(part.gradient[:, 0].numel() for part in parts), MOST_PLACES):
         return None
     size = torch.stack([part.gradient.norm() for part in parts]).norm()
@@ -474,18 +571,32 @@ def _solved(parts: Sequence[_Part], shape: torch.Size, noise: Tensor | float, *,
         squares, wanted = (torch.stack(each).sum(dim=0) for each in equations)
         squares.diagonal().add_(min(RIDGE, misfits[-1] ** 2) * squares.diagonal().mean())
         root = torch.linalg.cholesky_ex(squares).L
-        solved = torch.cholesky_solve(wanted.flatten(1).mT, root).mT.reshape(shape)
+        solved = _by_example(torch.cholesky_solve(_by_channel(wanted).mT, root).mT, shape)
         left = [part.left(inputs.relu(), solved) for part in parts]
         misfits.append(float(torch.stack([each.norm() for each in left]).norm() / size))
         solutions, changes = [*solutions[-REMEMBERED:], solved], [*changes[-REMEMBERED:], solved - inputs]
         if not misfits[-1] < SLOWER * misfits[-1 - PATIENCE]:
             break
         inputs = _extrapolated(solutions, changes)
-    if misfits[-1] < MET:
+    if misfits[-1] < (MET if refines else ROUGH):
         kinds = torch.cat([each.transpose(0, 1).flatten(1) for each in left], dim=1).square().mean(dim=1).sqrt()
         deviations = kinds[:, None] * torch.cholesky_inverse(root).diagonal().sqrt()
-        return _passed(solved, deviations.view(shape).clamp(min=1e-30), noise)
-    return _refined(parts, solved.relu()) if refines and misfits[-1] < ROUGH else None
+        deviations = _by_example(deviations, shape).clamp(min=1e-30)
+        if deviations.norm() > CLOSE * solved.norm():
+            return None
+        return _Read(solved, NOISE * deviations * (-(solved / deviations).min()).clamp(min=LEAST))
+    refined = _refined(parts, solved.relu()) if refines and misfits[-1] < ROUGH else None
+    return None if refined is None else _Read(refined, torch.zeros_like(refined))
+
+
+def _by_channel(values: Tensor) -> Tensor:
+    """(B, C, H, W) as (C, places of all examples)."""
+    return values.transpose(0, 1).flatten(1)
+
+
+def _by_example(values: Tensor, shape: torch.Size) -> Tensor:
+    """(C, places of all examples) as (B, C, H, W)."""
+    return values.reshape(shape[1], shape[0], *shape[2:]).transpose(0, 1).contiguous()
 
 
 def _extrapolated(solutions: Sequence[Tensor], changes: Sequence[Tensor]) -> Tensor:
@@ -496,12 +607,6 @@ def _extrapolated(solutions: Sequence[Tensor], changes: Sequence[Tensor]) -> Ten
     weights = torch.linalg.lstsq(turns, changes[-1].view(-1, 1)).solution
     moves = torch.stack([(solutions[-1] - each).flatten() for each in solutions[:-1]], dim=1)
     return solutions[-1] - (moves @ weights).view_as(solutions[-1])
-
-
-def _passed(values: Tensor, deviations: Tensor, noise: Tensor | float) -> Tensor:
-    """Zero what may be noise, by so many times the size of what is negative, at least ``LEAST`` deviations."""
-    relative = values / deviations
-    return torch.where(relative > noise * (-relative.min()).clamp(min=LEAST), values, 0.0)
 
 
 def _refined(parts: Sequence[_Part], inputs: Tensor) -> Tensor | None:
@@ -516,7 +621,8 @@ def _refined(parts: Sequence[_Part], inputs: Tensor) -> Tensor | None:
         return pull(along)[0].flatten().numpy()
 
     def nearly_solved(vector: np.ndarray) -> np.ndarray:
-        return torch.cholesky_solve(torch.from_numpy(vector).view(inputs.shape[1], -1).mT, root).mT.flatten().numpy()
+        wanted = _by_channel(torch.from_numpy(vector).view_as(inputs))
+        return _by_example(torch.cholesky_solve(wanted.mT, root).mT, inputs.shape).flatten().numpy()
 
     probe = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(START), dtype=torch.float64)
     size = (inputs.numel(),) * 2

@@ -9,13 +9,20 @@ may be what an earlier convolution got, which says more.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpriv.attacks.reconstruction.activations import TYPICAL, Contrast, deepened, read_activation, read_contrast
+from fedpriv.attacks.reconstruction.activations import (
+    TYPICAL,
+    Contrast,
+    Features,
+    deepened,
+    nearest,
+    read_activation,
+    read_contrast,
+)
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, plain_gradients, twice_differentiable
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
 from fedpriv.attacks.reconstruction.first_layer.closed_form import find_patch_table
@@ -45,16 +52,6 @@ FEW = (
     "are classes ({})"
 )
 UNKNOWN = "the labels of the batch cannot be read off the last layer, and features start from them"
-
-
-@dataclass(frozen=True, eq=False)
-class Features:
-    """What the last layer got."""
-
-    layer: str  # its name in the network
-    values: Tensor  # (B, F), float64 on the CPU
-    labels: Tensor  # int64 (B,), each its example's
-    misfit: float  # the share of the squared gradient that they leave
 
 
 def read_features(scene: Scene, victim: Victim) -> Features:
@@ -170,7 +167,7 @@ def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -
         return Start(torch.zeros(len(features.labels), *scene.shape).to(scene.mean), features.labels)
     inner = read_activation(scene, victim)
     if inner is not None:
-        inner = deepened(scene, victim, inner, features.labels, features.layer)
+        inner = deepened(scene, victim, inner, features)
     wanted = (features.values if inner is None else inner.values.flatten(1)).to(scene.mean)
     layer = features.layer if inner is None else inner.layer
     count = len(wanted)
@@ -209,11 +206,8 @@ def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -
 
 def _labels_of(scene: Scene, victim: Victim, features: Features, images: Tensor) -> Tensor:
     """The labels of images in any order, by the features they are nearest to."""
-    from scipy.optimize import linear_sum_assignment
-
-    made = _layer_inputs(scene.network, victim.parameters, features.layer)(images).detach().double().cpu()
-    _, columns = linear_sum_assignment(torch.cdist(made, features.values).numpy())
-    return features.labels[torch.from_numpy(columns).to(features.labels.device)]
+    made = _layer_inputs(scene.network, victim.parameters, features.layer)(images).detach()
+    return features.labels[nearest(made, features.values).to(features.labels.device)]
 
 
 def _wholes(scene: Scene, victim: Victim, hidden: Contrast, images: Tensor, labels: Tensor) -> Tensor:

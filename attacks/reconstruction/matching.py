@@ -306,12 +306,18 @@ def chunks(
     """Cut rows of images (C, H, W) into consecutive ranges that fit into memory."""
     if not rows:
         return
-    alone = len(rows) == rows[0].model.examples == 1  # in one piece, whatever it takes: a guess is enough
-    each = max(
-        len(victim.uploads) * row_bytes(network, victim, shape, classes, written=written, tried=not alone)
-        for victim in {(victim.model, len(victim.uploads)): victim for victim in rows}.values()
-    )
     whole = _device_bytes(network.device)
+
+    def largest(*, tried: bool) -> int:
+        return max(
+            len(victim.uploads) * row_bytes(network, victim, shape, classes, written=written, tried=tried)
+            for victim in {(victim.model, len(victim.uploads)): victim for victim in rows}.values()
+        )
+
+    # A single row goes in one piece: where a guess on the high side fits, measuring would only take time.
+    each = largest(tried=False) if len(rows) == 1 else whole + 1
+    if each > whole:
+        each = largest(tried=len(rows) > 1 or rows[0].model.examples > 1)
     if each > whole:
         examples = rows[0].model.examples
         raise AttackRefused(

@@ -11,6 +11,7 @@ from torchvision.models.resnet import BasicBlock
 
 from fedpriv.attacks.reconstruction.activations import Activation, deepened, read_activation, read_contrast
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
+from fedpriv.attacks.reconstruction.features import read_features
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import prepare_victims
 
@@ -44,31 +45,34 @@ def test_it_is_what_the_network_gave(stride: int, normal: bool) -> None:
     assert float(cosine.abs()) > 1 - 1e-4
 
 
-@pytest.mark.parametrize("channels", [16, 8])
-def test_from_what_one_convolution_got_follows_what_earlier_ones_got(channels: int) -> None:
+@pytest.mark.parametrize(("channels", "rows"), [(16, [3]), (8, [3]), (16, [3, 5])])
+def test_from_what_one_convolution_got_follows_what_earlier_ones_got(channels: int, rows: list[int]) -> None:
     """Through shortcuts and a stride of 2; with 8 channels the gradients of the strided ones do not say all of it."""
     torch.manual_seed(5)
-    norm = partial(nn.GroupNorm, 4)
+    norm, last = partial(nn.GroupNorm, 4), 32 * len(rows)
     smaller = nn.Sequential(nn.Conv2d(8, channels, 1, stride=2, bias=False), norm(channels))
-    wider = nn.Sequential(nn.Conv2d(channels, 32, 1, bias=False), norm(32))
+    wider = nn.Sequential(nn.Conv2d(channels, last, 1, bias=False), norm(last))
     blocks = [
         BasicBlock(8, channels, stride=2, downsample=smaller, norm_layer=norm),
         BasicBlock(channels, channels, norm_layer=norm),
-        BasicBlock(channels, 32, downsample=wider, norm_layer=norm),
+        BasicBlock(channels, last, downsample=wider, norm_layer=norm),
     ]
     first = [nn.Conv2d(1, 8, 3, padding=1, bias=False), norm(8), nn.ReLU()]
-    model = nn.Sequential(*first, *blocks, nn.Flatten(), nn.Linear(512, 10))
+    model = nn.Sequential(*first, *blocks, nn.Flatten(), nn.Linear(16 * last, 10))
     images, labels = digits()
-    heard = observe(model, images[[3]], labels[[3]])
+    heard = observe(model, images[rows], labels[rows])
     scene = Scene.of(Network(model), heard.settings, torch.float32, images[800:])
     (victim,) = prepare_victims([heard], scene.network.names, scene.network.device)
     begin = read_activation(scene, victim)
     assert begin is not None and begin.layer == "5.conv1"
-    found = deepened(scene, victim, begin, labels[[3]], "7")
-    assert found.layer == "3.conv1"
-    truth = model[:3](normalise(images[[3]])).detach()
-    cosine = float(F.cosine_similarity(found.values.flatten(), truth.flatten(), dim=0))
-    assert cosine > 0.99
+    found = deepened(scene, victim, begin, read_features(scene, victim))
+    assert found.layer == ("3.conv1" if len(rows) == 1 else "3.conv2")
+    given: list[Tensor] = []
+    model.get_submodule(found.layer).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].detach()))
+    model(normalise(images[rows]))
+    cosines = F.cosine_similarity(found.values.flatten(1)[:, None], given[0].flatten(1)[None], dim=2)
+    assert sorted(cosines.argmax(dim=1).tolist()) == list(range(len(rows)))
+    assert float(cosines.max(dim=1).values.min()) > 0.99
 
 
 @pytest.mark.parametrize("stride", [1, 2])
