@@ -91,14 +91,18 @@ def _not_a_header(version: tuple[int, int] | None, error: Exception) -> str:
     return f"its header is damaged: {one_line(error)}"
 
 
+MAKES_ONE = "numpy.savez(FILE, x_train=..., y_train=..., ...) makes one of arrays"
+
+
 def read_headers(path: Path, names: Iterable[str]) -> dict[str, Header]:
     """Return the headers of the named arrays of an ``.npz`` archive, of those that are in it."""
     if not path.is_file():
         where = "" if path.is_absolute() else f" in the current folder, {Path.cwd()}, where relative paths begin"
         raise InputError(f"{path}: no such file{where}")
     if not zipfile.is_zipfile(path):
-        hint = "numpy.savez(FILE, x_train=..., y_train=..., ...) makes one of arrays" if path.suffix == ".npy" else ""
-        raise InputError(f"{path}: not an .npz archive, truncated, or not readable", hint=hint)
+        raise InputError(
+            f"{path}: not an .npz archive, truncated, or not readable", hint="" if path.suffix == ".npz" else MAKES_ONE
+        )
     headers = {}
     with _reading(path, "the archive"), zipfile.ZipFile(path) as archive:
         for name, member in _members(archive, names).items():

@@ -197,7 +197,7 @@ def check_labels(labels: np.ndarray, images: int, what: str) -> None:
     if len(labels) != images:
         raise InputError(f"{what} has {len(labels)} labels for {images} images")
     if len(labels) and labels.min() < 0:
-        raise InputError(f"{what} has the label {labels.min()}; labels count from 0")
+        raise InputError(f"{what} has the label {labels.min()}; labels count from 0, or are texts, such as '-1'")
 
 
 def _check_classes(arrays: Arrays, where: str) -> None:

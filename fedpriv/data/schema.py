@@ -393,6 +393,12 @@ class Schema:
             for config in self.read
             if not self._is_number(config)
         }
+        for name, values in named.items():
+            if {"train", "test"} <= {value.lower() for value in values}:
+                lines.append(
+                    f"column {name!r} holds {some_of(values)}, and is a feature: if it says which rows are for "
+                    "the test, write these into a file, data.table.test_path; kind = 'ignore' leaves it out"
+                )
         for name, values in {**named, self.table.label: self.classes}.items():
             if alike := _alike(values):
                 lines.append(f"column {name!r}: {alike} differ only in capitals, and count as different values")

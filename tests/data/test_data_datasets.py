@@ -262,6 +262,10 @@ def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any], why: str, t
 def test_files_that_are_not_there_or_not_named_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(own, tmp_path / "none.npz") == f"{tmp_path / 'none.npz'}: no such file"
     assert "no such file" in refusal(own, tmp_path)
+    torch.save(arrays(), tmp_path / "own.pt")
+    makes = "numpy.savez(FILE, x_train=..., y_train=..., ...) makes one of arrays"
+    path = tmp_path / "own.pt"
+    assert refusal(own, path) == f"{path}: what torch.save writes, not an .npz archive; {makes}"
     monkeypatch.chdir(tmp_path)
     moved = f"moved.npz: no such file in the current folder, {tmp_path}, where relative paths begin"
     assert refusal(own, Path("moved.npz")) == moved

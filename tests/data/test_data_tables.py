@@ -412,10 +412,16 @@ def test_names_and_numbers_of_rows_are_warned_of(tmp_path: Path) -> None:
 
 
 def test_values_that_are_probably_not_meant_are_warned_of(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": [row / 2 for row in range(100)], "c": ["ja", "Ja"] * 50, "y": ["n", "y"] * 50})
+    rows = {
+        "a": [row / 2 for row in range(100)],
+        "c": ["ja", "Ja"] * 50,
+        "part": ["test", "train", "val", "train"] * 25,
+    }
+    path = saved(tmp_path, {**rows, "y": ["n", "y"] * 50})
     for low, said in ((0, []), (100, ["20 of 20 test rows lie outside low = 100 and high = 200"])):
-        *bounds, capitals = loaded(path, columns=[{"name": "a", "low": low, "high": low + 100}]).warnings
+        *bounds, part, capitals = loaded(path, columns=[{"name": "a", "low": low, "high": low + 100}]).warnings
         assert [line.partition(": ")[2].partition(",")[0] for line in bounds] == said
+        assert part.startswith("column 'part' holds test, train, val, and is a feature: if it says which rows are for")
         assert "'c': 'Ja' and 'ja' differ only in capitals" in capitals
 
 

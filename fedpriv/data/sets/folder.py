@@ -148,7 +148,10 @@ def _folders(folder: str) -> list[str]:
     found = _entries(folder)
     stray = next((entry.name for entry in found if entry.name.lower().endswith(ENDINGS) and entry.is_file()), None)
     if stray is not None:
-        raise InputError(f"{folder}: {stray} lies next to the folders of classes, and has none")
+        raise InputError(
+            f"{folder}: {stray} lies next to the folders of classes, and has none",
+            hint="a picture's class is its folder; data.name = 'mymodule:data' takes labels from elsewhere",
+        )
     return [entry.name for entry in found if entry.is_dir()]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedpriv.core.errors import InputError, some_of
-from fedpriv.core.npz import Header, array_names, read_arrays, read_headers
+from fedpriv.core.npz import MAKES_ONE, Header, array_names, read_arrays, read_headers
 from fedpriv.core.registry import DATASETS
 from fedpriv.data.files import IMAGE_ARRAYS, Arrays, Keys, as_texts, check_memory, named_classes, needed_memory
 from fedpriv.data.own import (
@@ -48,6 +48,8 @@ class OwnArrays(OwnFile):
         names = {name: name if name in headers else _MEDMNIST[name] for name in IMAGE_ARRAYS}
         missing = [name for name, found in names.items() if found not in headers]
         if missing and missing != [*IMAGE_ARRAYS[2:]]:
+            if any(name.endswith("/data.pkl") for name in array_names(path)):
+                raise InputError(f"{path}: what torch.save writes, not an .npz archive", hint=MAKES_ONE)
             raise InputError(
                 f"{path}: has {some_of(array_names(path))}, and lacks {', '.join(missing)}; expected "
                 f"{', '.join(IMAGE_ARRAYS)}, or as in MedMNIST, "
