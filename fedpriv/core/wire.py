@@ -60,8 +60,8 @@ def _to_tensor(array: Array) -> Tensor:
         values = _load(array)
     try:
         return torch.from_numpy(values)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+    except TypeError:
+        raise ValueError(f"an array holds {array.dtype}, no numbers that PyTorch has") from None
 
 
 def _load(array: Array) -> NDArray[Any]:

@@ -17,6 +17,7 @@ import pytest
 import scipy.stats
 import torch
 from dp_accounting import pld
+from flwr.app import ArrayRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping as LegacyWrapper
@@ -35,7 +36,7 @@ from fedpriv.flower import tap
 from fedpriv.flower.app_settings import TapSettings, read_settings
 from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
-from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, observing_mods, observing_strategies
+from fedpriv.flower.audit.observers import ObservedApp, ServerNotes, _of_server, observing_mods, observing_strategies
 from fedpriv.flower.audit.records import Answer, ModAction, Round, StrategyLayer
 from fedpriv.flower.audit.simulation import (
     Simulated,
@@ -500,6 +501,12 @@ def test_strategies_of_older_apps_are_observed_as_well() -> None:
     assert each.weights == {1: 10.0, 2: 20.0} and each.clip_norm == 0.5
     assert each.norms == pytest.approx({node: float(np.linalg.norm(value)) for node, value in values.items()})
     assert each.noise == pytest.approx(0.25, rel=0.12)  # of 1,000 numbers: 5 standard errors
+
+
+def test_what_a_strategy_has_of_encrypted_arrays_are_the_others() -> None:
+    values = [np.array(b"encrypted"), np.ones(2, np.float32)]
+    for arrays in (ArrayRecord(values), ndarrays_to_parameters(values)):
+        assert {name: value.tolist() for name, value in _of_server(arrays).items()} == {"1": [1.0, 1.0]}
 
 
 LEFT = {

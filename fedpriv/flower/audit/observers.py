@@ -44,6 +44,7 @@ WRAPPERS = (
     "DifferentialPrivacyServerSideAdaptiveClipping",
     "DifferentialPrivacyClientSideAdaptiveClipping",
 )
+_BYTES = ("|", "<U", "object")  # how numpy's names of types begin that are no numbers
 _NEEDED = ("noise_multiplier", CLIPPING_NORM, "num_sampled_clients")
 _CONFIGURE, _AGGREGATE = ("configure_train", "configure_fit"), ("aggregate_train", "aggregate_fit")
 
@@ -360,12 +361,14 @@ def _wraps(kind: type[Any]) -> str:
 
 
 def _of_server(arrays: Any) -> Vector:
-    """Arrays as a strategy has them: a record, or parameters of older ones."""
+    """Arrays of numbers as a strategy has them: a record, or parameters of older ones; some encrypt them to bytes."""
     if isinstance(arrays, ArrayRecord):
-        return arrays_of(RecordDict({"arrays": arrays}), "arrays")
+        numbers = ArrayRecord({name: array for name, array in arrays.items() if not array.dtype.startswith(_BYTES)})
+        return arrays_of(RecordDict({"arrays": numbers}), "arrays")
     from flwr.compat.common.parameter import parameters_to_ndarrays
 
-    return {str(place): torch.as_tensor(value) for place, value in enumerate(parameters_to_ndarrays(arrays))}
+    values = enumerate(parameters_to_ndarrays(arrays))
+    return {str(place): torch.as_tensor(value) for place, value in values if value.dtype.kind not in "SUOV"}
 
 
 def _weights_and_norms(replies: list[Any], strategy: Any, before: Vector) -> tuple[dict[int, float], dict[int, float]]:
