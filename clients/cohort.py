@@ -184,6 +184,8 @@ def _tried(world: World, model: StackedModel) -> int | Entangled:
     images, labels = random_examples(world.experiment, world.dataset, 2 * examples)
     x = world.network_input(images).unflatten(0, (2, examples))
     y = labels.to(world.device).view(2, examples)
+    if x.is_floating_point():
+        x[1] *= 0.5  # a range that both together do not have, by which a model may scale all of its input
     first = {name: value.to(world.device) for name, value in world.initial.parameters.items()}
     parameters = {name: torch.stack([value, 0.9 * value]) for name, value in first.items()}
 

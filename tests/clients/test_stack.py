@@ -123,6 +123,7 @@ def test_whatever_the_optimiser_and_the_loss(mechanism: str, training: dict[str,
         ("mlp", {"sampling": "poisson"}, "different sizes"),
         ("mixing", {}, "1 mixes the examples of a batch"),
         ("drawing", {}, "computes otherwise with the examples of several models"),
+        ("scaling", {}, "computes otherwise with the examples of several models"),
         ("held", {}, "the model (Held) has no rule for many models"),
     ],
 )
@@ -138,6 +139,16 @@ def test_what_cannot_be_stacked_says_why(
 def mixing(shape: tuple[int, int, int], classes: int) -> nn.Module:
     numbers = shape[0] * shape[1] * shape[2]
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(numbers), nn.Linear(numbers, classes))
+
+
+def scaling(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """As quantised networks do, which round by a step that is the same for a batch."""
+    return _Scaled(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+
+
+class _Scaled(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input / input.abs().amax())
 
 
 def drawing(shape: tuple[int, int, int], classes: int) -> nn.Module:
