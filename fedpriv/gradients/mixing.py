@@ -108,8 +108,9 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
                 changes = [shown.changed("another image", place, x[1], y[1]) for place in places]
                 _refuse_influence(model, fresh, shown, changes)
         tried = _copy(model)
-        if _without_chance(tried, batch):
-            _refuse_other_numbers(tried, batch)
+        still = _without_chance(tried, batch)
+        if still is not None:
+            _refuse_other_numbers(tried, still)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,15 +243,17 @@ def _reason(model: nn.Module, batch: _Batch, change: _Change, seed: int, layer: 
 # ---- examples alone, and their sum ----------------------------------------------------------------------------------
 
 
-def _without_chance(model: nn.Module, batch: _Batch) -> bool:
-    """Switch off what the model draws, and tell whether that is all it draws."""
+def _without_chance(model: nn.Module, batch: _Batch) -> _Batch | None:
+    """Switch off what the model draws, and return how the batch is computed then; nothing if it still draws."""
     for layer in model.modules():
         if isinstance(layer, _DropoutNd | nn.RReLU):
             layer.eval()
     if not _random(model, batch):
-        return True
+        return batch
     model.eval()
-    return not _random(model, batch)
+    with _refused(f"{type(model).__name__} cannot compute gradients in evaluation mode"):
+        batch = replace(batch, route=find_route(model, batch.loss, batch.x.clone(), batch.y))
+    return None if _random(model, batch) else batch
 
 
 def _random(model: nn.Module, batch: _Batch) -> bool:

@@ -389,6 +389,15 @@ def test_layers_that_draw_random_numbers_are_accepted() -> None:
     accepted(nn.Sequential(nn.Linear(6, 7), nn.RReLU(), nn.Dropout(0.5), nn.AlphaDropout(0.1), nn.Linear(7, CLASSES)))
 
 
+def test_a_layer_that_is_used_in_training_alone_is_accepted() -> None:
+    """As of variational layers, whose deviation evaluation leaves out."""
+
+    def between(model: nn.Module, h: Tensor) -> Tensor:
+        return h + torch.randn_like(h) * model.middle(h).exp() if model.training else h
+
+    accepted(Model(between, middle=nn.Linear(WIDTH, WIDTH)))
+
+
 @in_one_test("dropout", [0.0, 0.3])
 def test_an_example_of_which_rounding_alone_is_left_is_no_mixing(dropout: float) -> None:
     """Its large numbers are no reason to compute, and to draw for, the others in another way."""

@@ -200,6 +200,14 @@ def stepping(shape, classes):
     model[1].weight.register_post_accumulate_grad_hook(lambda value: value.grad.clamp_(-1, 1) and None)
     return model
 
+class Detecting(nn.Linear):
+    def forward(self, x):
+        logits = super().forward(x.flatten(1))
+        return {"out": logits} if self.training else logits
+
+def detecting(shape, classes):
+    return Detecting(shape[0] * shape[1] * shape[2], classes)
+
 def convolving(shape, classes):
     return nn.Sequential(nn.Conv1d(shape[0], 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, classes))
 
@@ -364,6 +372,7 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.nets:wrong_input", "cannot take images of shape (2, 3, 8, 8): RuntimeError"),
         ("{own}.nets:two_outputs", "give (2, 3, 8, 8); expected logits"),
         ("{own}.nets:sparse", "buffer 2.links is sparse"),
+        ("{own}.nets:detecting", "gives dict in training; expected logits, or what has them as logits"),
         ("{own}.nets:stepping", "1.weight has a hook behind its gradient (register_post_accumulate_grad_hook)"),
         ("./{own}/nets.py:linear", "expected the name of a module, nets, without folder and .py"),
     ],

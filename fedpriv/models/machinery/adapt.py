@@ -19,7 +19,7 @@ from fedpriv.core.registry import suggestion
 from fedpriv.gradients.calls import until_the_end
 from fedpriv.models.machinery.adapters import with_adapters
 from fedpriv.models.machinery.layers import sequence
-from fedpriv.models.machinery.logits import LogitsOf, give_logits
+from fedpriv.models.machinery.logits import LogitsOf, give_logits, logits_in
 from fedpriv.models.machinery.settings import OpenModelSettings, SequenceShape, Shape
 
 _GROUPS = (32, 16, 8, 4, 2, 1)
@@ -56,6 +56,10 @@ def adapted(settings: OpenModelSettings, network: Any, inputs: Shape | SequenceS
         returned, maps = blank, {}  # it stays as it is: what trains it says what it needs
     if norms:
         _replace_norms(settings, network, maps)
+    if not isinstance(logits_in(returned), Tensor):
+        raise settings.refusal(
+            f"gives {type(returned).__name__} in training; expected logits, or what has them as logits"
+        )
     if not isinstance(returned, Tensor):
         give_logits(network)
     if settings.peft is not None:
