@@ -280,14 +280,15 @@ RIDGE = 1e-2  # of the equations' mean square at the start; as the misfit falls,
 MOST_PLACES = 1024  # of a channel: its equations are solved at once
 NOISE = 1.5  # times the largest that is negative: what is above did pass a ReLU
 LEAST = 4.0  # deviations that the largest noise has
-MET = 1e-4  # misfit of equations that tell everything
+MET, CLEAR = 1e-4, 1e-2  # misfit of equations that tell everything, and of those that tell enough where none is refined
 ROUGH = 0.1  # misfit from which it is worth to go on
 CLOSE = 0.03  # misfit with which an input is of use still
 FARTHER, SECANTS = 0.01, 4  # change of a factor at first, and how often it is changed
 TELLING = 0.01  # share of the gradient that changes with a factor, at least, to tell it
 TURNS_OF_EACH = 6  # in which factors are fitted, and then what passed a ReLU put right
 DOUBTFUL, MOST_DOUBTFUL = 2.0, 10  # times what is above noise: below it may not have passed; so many of a channel
-OUTLYING, EXPLAINS = 100, 3  # times the typical residual: what shows a mistake, and what may be left without it
+OUTLYING = 100  # times the typical residual: what shows a mistake
+EXPLAINS = (10, 3)  # times the same: what one number, or two, may leave
 TOLD = 1e-12  # share of a bias's squared gradient that has to change with a factor to tell it
 REFINED, CONJUGATE = 3, 40  # steps of Gauss-Newton, and of conjugate gradients in each
 
@@ -540,14 +541,20 @@ class _Read:
         ``changes``, (B, C, H, W), are what it changes by where a number passed by mistake, or did not.
         """
         doubtful = _by_channel(self.values.abs() < DOUBTFUL * self.least)
+        shown = left.abs() > OUTLYING * typical
+        changed = torch.where(doubtful, _by_channel(changes), 1 / torch.finfo(typical.dtype).eps)
+        after, best = (left[:, None] - changed).abs().min(dim=1)
+        alone = shown & (after < EXPLAINS[0] * typical)
+        made = torch.zeros_like(doubtful).scatter(1, best[:, None], alone[:, None])
+        # Two of a channel: of those with the largest values, which noise explains least.
         values = torch.where(doubtful, _by_channel(self.values), -math.inf)
         top = values.topk(min(MOST_DOUBTFUL, values.shape[1]), dim=1).indices
-        ones = torch.eye(top.shape[1]).bool()
-        some = torch.cat([ones, *(ones[number] | ones[number + 1 :] for number in range(len(ones)))])
-        changed = torch.where(doubtful, _by_channel(changes), 1 / torch.finfo(typical.dtype).eps).gather(1, top)
-        after, best = (left[:, None] - changed @ some.to(changed).mT).abs().min(dim=1)
-        told = (after < EXPLAINS * typical) & (left.abs() > OUTLYING * typical)
-        made = torch.zeros_like(doubtful).scatter(1, top, some[best] & told[:, None])
+        pairs = top[:, torch.combinations(torch.arange(top.shape[1]))]  # (C, pairs, 2)
+        sums = changed.gather(1, pairs.flatten(1)).view(pairs.shape).sum(dim=2)
+        after, best = (left[:, None] - sums).abs().min(dim=1)
+        both = shown & ~alone & (after < EXPLAINS[1] * typical)
+        chosen = pairs[torch.arange(len(pairs)), best]
+        made |= torch.zeros_like(doubtful).scatter(1, chosen, both[:, None].expand(-1, 2))
         return _by_example(made, self.values.shape)
 
     def like(self, others: Tensor) -> "_Read":
@@ -578,7 +585,7 @@ def _solved(parts: Sequence[_Part], shape: torch.Size, *, refines: bool) -> _Rea
         if not misfits[-1] < SLOWER * misfits[-1 - PATIENCE]:
             break
         inputs = _extrapolated(solutions, changes)
-    if misfits[-1] < (MET if refines else ROUGH):
+    if misfits[-1] < (MET if refines else CLEAR):
         kinds = torch.cat([each.transpose(0, 1).flatten(1) for each in left], dim=1).square().mean(dim=1).sqrt()
         deviations = kinds[:, None] * torch.cholesky_inverse(root).diagonal().sqrt()
         deviations = _by_example(deviations, shape).clamp(min=1e-30)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.methods.iga import IgaFastSettings, IgaModernSettings, IgaSettings
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, features, run_attack
+from fedpriv.attacks.reconstruction.activations import Features
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
-from fedpriv.attacks.reconstruction.features import Features, read_feature_starts, read_features
+from fedpriv.attacks.reconstruction.features import read_feature_starts, read_features
 from fedpriv.attacks.reconstruction.scene import Scene, limited_to
 from fedpriv.attacks.reconstruction.upload_model import Victim, prepare_victims
 from fedpriv.models.convnets import ConvnetSettings
