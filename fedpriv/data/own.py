@@ -187,6 +187,8 @@ def as_pixels(values: np.ndarray, what: str, channels: str | None = None) -> np.
         allowed = "0 to 255 in whole numbers, or 0 to 1 in floating point" if top <= 255 else "0 to 65535"
         check_finite(values, what)
         hint = "(x - low) / (high - low) fits, with public constants low and high, and x clipped to them"
+        if low >= 0 and 127 < high <= 255 and bool((values == np.floor(values)).all()):
+            hint = "x.astype('uint8') fits"
         raise InputError(f"{what} is {values.dtype} from {low:g} to {high:g}; expected {allowed}", hint=hint)
     if top == 0xFFFF and high <= _TWELVE_BITS:
         raise InputError(

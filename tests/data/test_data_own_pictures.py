@@ -739,6 +739,7 @@ def test_datasets_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         ([(torch.rand(2, 4, 4), None)], {}, "a label of object"),
         ([{"x": 1}], {}, "expected a DataFrame of pandas, a Dataset"),
         ([(torch.randn(3, 4, 4) - 9, 0)], {}, "expected 0 to 255 in whole numbers, or 0 to 1"),
+        ([(torch.full((3, 4, 4), 255.0), 0)], {}, "or 0 to 1 in floating point; x.astype('uint8') fits"),
     ],
 )
 def test_wrong_datasets_of_torch(
