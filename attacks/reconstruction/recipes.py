@@ -32,7 +32,7 @@ from fedpriv.attacks.reconstruction.matching import (
 )
 from fedpriv.attacks.reconstruction.posterior import misfit
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
-from fedpriv.attacks.reconstruction.scene import Report, Scene, Start
+from fedpriv.attacks.reconstruction.scene import Report, Scene, Start, time_is_up
 from fedpriv.attacks.reconstruction.upload_model import Victim, by_victim
 from fedpriv.attacks.reconstruction.variables import Coordinates, Relaxation, coordinates_of, relaxation_of
 from fedpriv.attacks.settings import Recipe
@@ -293,6 +293,20 @@ class MatchProblem:
         rest = torch.cat([(gradient[name] - value).flatten() for name, value in exact.items()])
         return _Linearised(leaf, sent, dual, pulled, rest.to(sent))
 
+    def pairing(self, row: int) -> tuple[int, tuple[int, ...]]:
+        """A row's upload, and the dummies of its steps in turn; no dummies where they are taken as they are."""
+        victim = self._victims[row]
+        return id(victim.gradient), () if victim.orders is None else tuple(victim.orders.flatten().tolist())
+
+    def alike(self, variables: Tensor, logits: Tensor) -> Tensor:
+        """Make standard normal variables (N, B, C, H, W) nearly the same for images of one label."""
+        labels = self.labels.final(logits)
+        first = (labels[:, :, None] == labels[:, None]).int().argmax(dim=2)  # the first image of each one's label
+        shared = variables[torch.arange(len(variables), device=first.device)[:, None], first]
+        near = (1 - APART**2) ** 0.5 * shared + APART * variables
+        alone = first == torch.arange(first.shape[1], device=first.device)
+        return torch.where(alone[:, :, None, None, None], variables, near)
+
     def images(self, variables: Tensor) -> Tensor:
         """Map variables to normalised images, both (N, B, C, H, W)."""
         images = variables if self._coordinates is None else self._coordinates.images(variables)
@@ -386,7 +400,8 @@ def _lbfgs(
 # Of several steps an update says much about few coordinates of the images and little about most, and L-BFGS goes along
 # the few. Images of one label in one batch differ only along the others, so the rest of the steps are Gauss-Newton
 # steps, solved by conjugate gradients: the curvature of the coarsest coordinates is known as a whole, of the others one
-# by one. There are more pixels than parameters. What the update leaves open is kept piecewise smooth (total
+# by one. It depends on which examples share a step: a victim's pairings have one each. There are more pixels than
+# parameters. What the update leaves open is kept piecewise smooth (total
 # variation, by weighted squares), for two photographs that are mixed have the edges of both.
 PARAMETERS = 2**17  # of a network, at most: the change of all of them is kept for each direction
 DIRECTIONS = 1024  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
@@ -394,15 +409,17 @@ AT_ONCE_ALONG = 16  # of them, together
 ROUNDING = 1e-5  # share of each direction's curvature that is added to it: sums are made in float32
 PROBES = 20  # random combinations of the update from which the curvature along the others is estimated
 PROBE = 20261129  # their seed
-HEAVIEST, LIGHTEST = 1e-5, 1e-8  # weights of the variation, where the mismatch is a share; lower ones gain nothing
+HEAVIEST, LIGHTEST = 1e-5, 1e-9  # weights of the variation, where the mismatch is a share
 LIGHTER = 0.1  # times the weight of the step before
 FIRST = 5  # the share of the steps that L-BFGS takes, one in so many
-STEPS = 10  # that one of Gauss-Newton counts as
-PRODUCTS = 60  # of conjugate gradients in it; half as many while restarts are compared
+STEPS = 10, 20  # that one of Gauss-Newton counts as: so many that there are ROUNDS, within these bounds
+ROUNDS = 12
+PRODUCTS = 300, 150, 100  # of conjugate gradients in it, where one restart is left, two or more
 FLAT = 0.1  # of the mean length of differences: below it they are no edges
 LEVEL = 0.01  # weight of the variables' squares, next to the variation, which does not feel their level
 HALVINGS = 8  # of a step that leads up
 QUARTERS = 4  # of the steps; after each, the better half of a victim's restarts goes on
+APART = 0.1  # of the start of an image that it does not share with those of its label
 
 
 def _by_curvature(
@@ -414,36 +431,85 @@ def _by_curvature(
     report: Report,
 ) -> Minimum:
     """Minimise the mismatch from ``start`` (N, D): L-BFGS first, then Gauss-Newton steps of each victim's best rows."""
-    sizes = _size(rows, "squared-distance")
-    rounds = (iterations - -(-iterations // FIRST)) // STEPS
-    minimum = minimise(points, start, iterations - rounds * STEPS, report, SOLVED * sizes)
-    made = minimum.iterations
-    variables, logits = points.split(minimum.points)
-    variables = variables.clone()
-    places = problem.coarsest(variables.shape[1:])
-    known: dict[int, Tensor] = {}
-    values, running = minimum.values, [numbers for _, numbers in by_victim(rows)]
+    later = iterations - -(-iterations // FIRST)
+    counted = min(max(STEPS[0], later // ROUNDS), STEPS[1])
+    rounds = later // counted
+    quarter = max(1, rounds // QUARTERS)
+    weights = [max(LIGHTEST, HEAVIEST * LIGHTER**turn) for turn in range(rounds - 1)] + [LIGHTEST]
+    variables, logits = points.split(start)
+    descent = _Descent(problem, problem.alike(variables, logits), logits, _size(rows, "squared-distance"))
+    values = descent.begin(range(len(rows)), iterations - rounds * counted, report)
+    running = [numbers for _, numbers in by_victim(rows)]
     for turn in range(rounds):
-        weight = LIGHTEST if turn + 1 == rounds else max(LIGHTEST, HEAVIEST * LIGHTER**turn)
-        for number, row in ((number, row) for number, members in enumerate(running) for row in members):
-            if number not in known:  # of a victim's restarts the first's will do
-                along = problem.jacobian(row, variables[row], logits[row], places)
-                known[number] = wide(along @ along.mT) / sizes[row]
-            products = PRODUCTS if len(running[number]) == 1 else PRODUCTS // 2
-            near = problem.linearised(row, variables[row], logits[row])
-            variation = _Variation.at(problem, variables[row], weight)
-            change = _solved(near, variation, float(sizes[row]), places, known[number], products)
-            variables[row] = _downhill(problem, row, variables[row], change, logits[row], variation, float(sizes[row]))
-            made[row] += STEPS
-        point = torch.cat([variables.flatten(1), logits.flatten(1)], dim=1)
-        values, _ = points(point, torch.arange(len(point), device=point.device))
-        if not report(int(made.max()), values):
+        for members in running:
+            for row in members:
+                descent.step(row, weights[turn], len(members))
+                descent.made[row] += counted
+        values = descent.values()
+        if not report(int(descent.made.max()), values):
             break
-        if (turn + 1) % max(1, rounds // QUARTERS) == 0:  # restarts that are behind end here
+        if (turn + 1) % quarter == 0:  # restarts that are behind end here
             running = [
                 sorted(members, key=lambda row: float(values[row]))[: -(-len(members) // 2)] for members in running
             ]
-    return Minimum(torch.cat([variables.flatten(1), logits.flatten(1)], dim=1), values, made)
+        if turn + 1 == quarter < rounds:
+            descent.pair_alike(running, weights[:quarter], iterations - rounds * counted, counted)
+    return Minimum(torch.cat([descent.variables.flatten(1), descent.logits.flatten(1)], dim=1), values, descent.made)
+
+
+class _Descent:
+    """Where rows stand, and the curvature of each victim and pairing where the first of its rows stood."""
+
+    def __init__(self, problem: "MatchProblem", start: Tensor, logits: Tensor, sizes: Tensor) -> None:
+        self.problem, self.logits = problem, logits
+        self.start, self.variables = start, start.clone()  # (N, B, C, H, W)
+        self.made = torch.zeros(len(start), dtype=torch.long, device=start.device)  # (N,), steps
+        self._sizes = sizes
+        self._known: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+
+    def begin(self, rows: Sequence[int], steps: int, report: Report) -> Tensor:
+        """Go some steps of L-BFGS from the rows' starts, and return their mismatches (n,)."""
+        index = torch.tensor(list(rows), device=self.start.device)
+        points = _RowPoints(self.problem.select(index), self.start[index], self.logits[index])
+        start = torch.cat([self.start[index].flatten(1), self.logits[index].flatten(1)], dim=1)
+        minimum = minimise(points, start, steps, report, SOLVED * self._sizes[index])
+        self.variables[index], _ = points.split(minimum.points)
+        self.made[index] = minimum.iterations
+        return minimum.values
+
+    def step(self, row: int, weight: float, compared: int) -> None:
+        """Make a Gauss-Newton step with one row, of so many of its victim's that are compared."""
+        problem, size, variables, logits = self.problem, float(self._sizes[row]), self.variables[row], self.logits[row]
+        places, key = problem.coarsest(variables.shape), problem.pairing(row)
+        if key not in self._known:
+            along = problem.jacobian(row, variables, logits, places)
+            self._known[key] = wide(along @ along.mT) / size
+        near, variation = problem.linearised(row, variables, logits), _Variation.at(problem, variables, weight)
+        products = PRODUCTS[min(compared, len(PRODUCTS)) - 1]
+        change = _solved(near, variation, size, places, self._known[key], products)
+        self.variables[row] = _downhill(problem, row, variables, change, logits, variation, size)
+
+    def values(self) -> Tensor:
+        """The mismatches, (N,)."""
+        with torch.no_grad():
+            return self.problem.losses(self.variables, self.logits, self.problem.weights(1, 1))
+
+    def pair_alike(self, running: Sequence[Sequence[int]], weights: Sequence[float], steps: int, counted: int) -> None:
+        """Let rows with another pairing than their victim's first start anew with that one."""
+        leaders, again = list(range(len(self.variables))), []
+        for first, *others in running:
+            for row in others:
+                if self.problem.pairing(row) != self.problem.pairing(first):
+                    leaders[row] = first
+                    again.append(row)
+        if not again:
+            return
+        self.problem = self.problem.select(torch.tensor(leaders))
+        self.begin(again, steps, lambda *_: not time_is_up())
+        for weight in weights:
+            for row in again:
+                self.step(row, weight, len(again))
+                self.made[row] += counted
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,15 @@ from fedpriv.attacks.reconstruction import AttackJob, run_attack
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.labels import Passes, find_output_layer, infer_labels, with_passes
 from fedpriv.attacks.reconstruction.matching import Matcher, angle, squared_distance
-from fedpriv.attacks.reconstruction.recipes import MatchProblem, _Linearised, _solved, _Variation, run_recipe
+from fedpriv.attacks.reconstruction.recipes import (
+    APART,
+    MatchProblem,
+    _Descent,
+    _Linearised,
+    _solved,
+    _Variation,
+    run_recipe,
+)
 from fedpriv.attacks.reconstruction.scene import Scene
 from fedpriv.attacks.reconstruction.upload_model import LocalTraining, prepare_victims, unrolled_update
 from fedpriv.attacks.settings import Recipe
@@ -425,6 +433,34 @@ def test_restarts_that_are_behind_end_after_each_quarter() -> None:
     assert int((ended.iterations >= 80).sum()) == 1
     assert int((ended.iterations <= 40).sum()) == 2
     assert int(ended.losses.argmin()) == int(ended.iterations.argmax())
+
+
+def test_rows_with_another_pairing_than_the_best_start_anew_with_its() -> None:
+    """The starts of images of one label differ by APART of what each has alone; a row that has ended stays."""
+    built = world("sgd", 0.0, model="logistic", batch=2, epochs=2, examples=4)
+    network = Network(built.model)
+    (victim,) = prepare_victims([heard(built, 0)], network.names, CPU)
+    scene = Scene.of(network, heard(built, 0).settings, torch.float64)
+    rows = [replace(victim, labels=torch.tensor([1, 1, 1, 2]))] * 3
+    problem = MatchProblem(Recipe("squared-distance", "lbfgs"), scene, rows, IdlgSettings())
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randn(3, 4, *scene.shape, generator=generator, dtype=torch.float64)
+    logits = torch.zeros(3, 4, scene.classes).double()
+    start = problem.alike(numbers, logits)
+    same = problem.labels.final(logits)[0] == 1
+    first, *others = same.nonzero().flatten().tolist()
+    expected = numbers.clone()
+    expected[:, others] = (1 - APART**2) ** 0.5 * numbers[:, [first]] + APART * numbers[:, others]
+    torch.testing.assert_close(start, expected)
+    descent = _Descent(problem, start, logits, torch.ones(3))
+    pairings = [problem.pairing(row) for row in range(3)]
+    assert pairings[0] != pairings[1]
+    before = descent.values()
+    descent.pair_alike([[1, 0]], [1e-5], 3, 10)
+    assert [descent.problem.pairing(row) for row in range(3)] == [pairings[1], pairings[1], pairings[2]]
+    after = descent.values()
+    assert after[0] < before[0]
+    assert torch.equal(after[1:], before[1:])
 
 
 def _solves(problem: MatchProblem, near: _Linearised, jacobian: Tensor) -> None:
