@@ -98,7 +98,7 @@ class Tap:
             return call_next(message, context)
         about, sent = self._message(message, context, heard)
         later, shapes = waiting(), {name: tuple(value.shape) for name, value in sent.items()}
-        with watching(shapes) as seen, hearing_noise() as noises:
+        with watching(shapes) as seen, hearing_noise(sent) as noises:
             write = partial(self._told, about, sent, seen, partial(self._others, noises, answers), context.run_id)
             if later is not None:
                 later.append(write)

@@ -18,6 +18,7 @@ import torch
 from flwr.app import Message
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp.mod import LocalDpMod
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -190,8 +191,11 @@ def _unproven(found: Guarantee, why: str) -> Guarantee:
 class Noises:
     """What added noise while a message was answered."""
 
+    sent: Vector = field(default_factory=dict)  # by the server, before mods
     mods: list[Noise] = field(default_factory=list)  # by LocalDpMod, innermost first
-    given: set[str] = field(default_factory=set)  # arrays of which it has made noisy ones
+    given: Vector = field(default_factory=dict)  # what it clips the changes of
+    noisy: Vector = field(default_factory=dict)  # what it made of the reply
+    inside: bool = False  # whether code of the app called it, which has the arrays without noise as well
     drawn: Drawn = field(default_factory=Drawn)
     # of Opacus: (optimiser, its noise multiplier, the rate that its accountant is given) -> steps
     steps: Counter[tuple[Any, float, float]] = field(default_factory=Counter)
@@ -205,10 +209,22 @@ class Noises:
     _seed: int = field(default_factory=torch.initial_seed)
 
     def local(self, reply: Vector) -> tuple[Noise, ...]:
-        """The noise of LocalDpMod in what leaves, to which an app's own mod may have added other arrays."""
-        bare = [name for name, value in reply.items() if value.is_floating_point() and name not in self.given]
-        doubt = f"LocalDpMod was not given {bare[0]}, which leaves as well" if bare else ""
+        """The noise of LocalDpMod in what leaves, before and after which an app's own mods may change arrays."""
+        doubt = self._around(reply) if self.mods else ""
         return tuple(replace(each, doubt=each.doubt or doubt) for each in self.mods)
+
+    def _around(self, reply: Vector) -> str:
+        """Why LocalDpMod's noise proves nothing of what leaves; empty: nothing is known against it."""
+        for name, value in self.given.items():
+            if not _is_same(value, self.sent.get(name)):
+                return f"LocalDpMod clips what changes {name}, which is not as the server sent it"
+        for name, value in reply.items():
+            if name not in self.noisy:
+                if not _is_same(value, self.sent.get(name)):
+                    return f"LocalDpMod was not given {name}, which leaves as well"
+            elif self.inside and not _is_same(value, self.noisy[name]):
+                return f"{name} leaves otherwise than LocalDpMod returned it"
+        return ""
 
     @property
     def private(self) -> list[Any]:
@@ -286,15 +302,17 @@ def _own_method(optimizer: Any) -> str:
 
 
 @contextmanager
-def hearing_noise() -> Iterator[Noises]:
-    """Note which mods and optimisers add noise inside."""
-    noises = Noises()
+def hearing_noise(sent: Vector) -> Iterator[Noises]:
+    """Note which mods and optimisers add noise inside, to what the server sent."""
+    noises = Noises(sent)
 
     def acted(reply: Message, mod: LocalMod, message: Message, *_: Any) -> None:
         before, after = parameters_of(message), parameters_of(reply)
         if before and after:
             noises.mods.append(_of_local(mod, before, after))
-            noises.given |= {*after}
+            noises.given |= before
+            noises.noisy |= after
+            noises.inside |= _called_by_app()
 
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: noises.stepped(optimizer))
     with until_the_end([hook]), hearing_loaders(noises.drawn), _hearing_engines(noises), ExitStack() as stack:
@@ -343,6 +361,16 @@ def noising_outside() -> bool:
     return any(isinstance(frame.f_locals.get("self"), LocalMod) for frame in frames())
 
 
+def _called_by_app() -> bool:
+    """Whether code of an app called a mod, and not Flower in its turn."""
+    names = (str(frame.f_globals.get("__name__", "")) for frame in frames())
+    return not next(name for name in names if not name.startswith("fedpriv.")).startswith("flwr.")
+
+
+def _is_same(value: Tensor, other: Tensor | None) -> bool:
+    return other is not None and value.shape == other.shape and bool((value.double() == other.double()).all())
+
+
 def half_doubt(values: Vector) -> str:
     """Why nothing is proven of arrays of half precision; empty: there is none."""
     half = [name for name, value in values.items() if value.dtype in (torch.float16, torch.bfloat16)]
@@ -380,7 +408,7 @@ def others_noise(
     if told is not None:
         return _as_told(noises.drawn, told, client, answers, sent, steps)
     scalars = tuple(name for name, value in sent.items() if not value.ndim)
-    local = tuple(replace(each, left=tuple(dict.fromkeys((*each.left, *scalars)))) for each in noises.local(reply)[-1:])
+    local = tuple(replace(each, left=tuple(dict.fromkeys((*each.left, *scalars)))) for each in noises.local(reply))
     found = local or noises.engines
     if not found or any(each.doubt in (NO_NOISE, UNBOUNDED) for each in found):
         return None

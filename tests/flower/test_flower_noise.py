@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
@@ -24,7 +24,7 @@ from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, observing_mods
 from fedpriv.flower.audit.simulation import read_answers
 from fedpriv.flower.folder import read_exchanges
-from tests.flower.apps import Old, client, context, question, record, settings
+from tests.flower.apps import Old, arrays, client, context, question, record, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, USUAL, importable, observed, write_app
 from tests.flower.test_flower_audit import normal_delta
 from tests.flower.test_flower_privatise import old_question
@@ -114,25 +114,37 @@ def test_mods_in_every_order_are_claimed_once_by_the_tap(
         assert (exchange.noise, exchange.protected) == (expected, bool(expected))
 
 
-@pytest.mark.parametrize("whole", [True, False])
+AROUND = {
+    "returned": "",
+    "frozen": "",
+    "beside": "LocalDpMod was not given v",
+    "counts": "LocalDpMod was not given counts",
+    "before": "w leaves otherwise than LocalDpMod returned it",
+    "start": "LocalDpMod clips what changes w, which is not as the server sent it",
+}
+
+
+@pytest.mark.parametrize("case", AROUND)
 def test_noise_of_a_mod_that_an_apps_own_mod_calls_is_claimed(
-    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As apps do that read epsilon from their run's config; where an array goes around it nothing is proven."""
     np.random.set_bit_generator(np.random.MT19937())  # other tests seed it
     monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    beside = {"frozen": {"v": np.ones(3, np.float32)}, "beside": {"v": np.full(3, 1.5)}, "counts": {"counts": [3, 0]}}
+    put = beside | {"before": {"w": np.ones((4, 16), np.float32)}}
+    start = np.full((4, 16), 1.0 if case == "start" else 0.0, np.float32)
 
     def calling(message: Message, home: Context, call_next: ClientAppCallable) -> Message:
-        own = dict(message.content.array_records["arrays"])
-        message.content["arrays"] = ArrayRecord({"w": own["w"]})
+        message.content["arrays"] = record({"w": start})
         reply = LocalDpMod(1.0, 1.0, 8.0, 1e-5)(message, home, call_next)
-        if not whole:
-            reply.content["arrays"] = ArrayRecord({**reply.content.array_records["arrays"], "v": own["v"]})
+        whole = arrays(reply) | {name: np.asarray(value) for name, value in put.get(case, {}).items()}
+        reply.content["arrays"] = record(whole)
         return reply
 
     known = read_settings(settings(tmp_path, KNOWN)).tap
     assert known is not None
-    sent = {"w": np.zeros((4, 16), np.float32)} | ({} if whole else {"v": np.ones(3, np.float32)})
+    sent = {"w": np.zeros((4, 16), np.float32)} | ({"v": np.ones(3, np.float32)} if "v" in put.get(case, {}) else {})
     with observing_mods(tmp_path, known, tmp_path):
         app = client([calling], lambda given: {"w": given["w"] + 1})
         ObservedApp(app, tmp_path)(question(sent), context())
@@ -140,9 +152,31 @@ def test_noise_of_a_mod_that_an_apps_own_mod_calls_is_claimed(
     (claim,) = claims(answers, (), (), tmp_path)
     told = json.loads((tmp_path / "tap-1" / "ledger" / "0001-0003.json").read_text())
     assert claim.what == read_exchanges(tmp_path / "tap-1")[0].noise == "LocalDpMod"
-    assert (claim.epsilon is not None) is (told["epsilon"] is not None) is whole
-    assert ("LocalDpMod was not given v" in claim.theorem) is not whole
-    assert leaving(answers)[0].why == "calling calls LocalDpMod; whether it changes more is not known"
+    assert (claim.epsilon is not None) is (told["epsilon"] is not None) is (AROUND[case] == "")
+    assert AROUND[case] in claim.theorem
+    if case == "returned":
+        assert leaving(answers)[0].why == "calling calls LocalDpMod; whether it changes more is not known"
+
+
+def test_two_calls_of_a_mod_on_parts_are_two_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each clips and noises its own arrays, and both leave."""
+    np.random.set_bit_generator(np.random.MT19937())
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+
+    def parts(message: Message, home: Context, call_next: ClientAppCallable) -> Message:
+        own, noisy = arrays(message), dict[str, np.ndarray]()
+        for name in own:
+            message.content["arrays"] = record({name: own[name]})
+            reply = LocalDpMod(1.0, 2.0, 8.0, 1e-5)(message, home, call_next)
+            noisy |= arrays(reply)
+        reply.content["arrays"] = record(noisy)
+        return reply
+
+    app = client([tap(settings(tmp_path, KNOWN)), parts], lambda given: {name: x + 1 for name, x in given.items()})
+    app(question({"w": np.zeros((4, 16), np.float32), "v": np.ones(3, np.float32)}), context())
+    told = json.loads((tmp_path / "tap-1" / "ledger" / "0001-0003.json").read_text())
+    sigma = 2 * math.sqrt(2 * math.log(1.25 / 1e-5)) / 8
+    assert normal_delta(told["epsilon"], 2 * math.sqrt(2) / sigma) == pytest.approx(1e-5, rel=1e-6)
 
 
 def test_the_mod_of_older_apps_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ class ObservedApp:
         if find_spec("opacus") is not None:
             import_module("opacus")  # so that its engines are heard, too, where the app imports it later
         try:
-            with hearing_noise() as noises:
+            with hearing_noise(parameters_of(message)) as noises:
                 reply = self.app(message, context)
         except BaseException as error:
             self._write(replace(about, error=reason_of(error)), actions, noises, {})
