@@ -158,7 +158,8 @@ class Labels:
     def __init__(
         self, scene: Scene, rows: Sequence[Victim], sources: Sequence[str], found: Sequence[Tensor | None]
     ) -> None:
-        read = read_labels(scene, rows) if "read" in sources else [victim.labels for victim in rows]
+        is_open = any(labels is None for labels in found)  # reading takes seconds on networks such as ResNet-18
+        read = read_labels(scene, rows) if "read" in sources and is_open else [victim.labels for victim in rows]
         given = [other if own is None else own for own, other in zip(found, read, strict=True)]
         fixed = [labels is not None for labels in given]
         if "optimised" not in sources and not all(fixed):

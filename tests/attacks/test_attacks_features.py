@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.methods.custom import CustomSettings
 from fedpriv.attacks.methods.iga import IgaFastSettings, IgaModernSettings, IgaSettings
-from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, features, run_attack
+from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, features, recipes, run_attack
 from fedpriv.attacks.reconstruction.activations import Features
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network
 from fedpriv.attacks.reconstruction.features import read_feature_starts, read_features
@@ -73,8 +73,9 @@ def test_clipping_and_a_little_noise_leave_them() -> None:
 
 
 @pytest.mark.parametrize("config", [IgaSettings(start="features", iterations=1), IgaFastSettings(iterations=1)])
-def test_images_are_found_one_by_one(config: Any) -> None:
-    """Far nearer than the mean public image, each with its label."""
+def test_images_are_found_one_by_one(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far nearer than the mean public image, each with its label, which is read once."""
+    monkeypatch.delattr(recipes, "read_labels")
     model = convnet()
     images, labels = digits()
     heard = observe(model, images[DISTINCT], labels[DISTINCT])
