@@ -219,10 +219,10 @@ class Noises:
             if not _is_same(value, self.sent.get(name)):
                 return f"LocalDpMod clips what changes {name}, which is not as the server sent it"
         for name, value in reply.items():
-            if name not in self.noisy:
-                if not _is_same(value, self.sent.get(name)):
-                    return f"LocalDpMod was not given {name}, which leaves as well"
-            elif self.inside and not _is_same(value, self.noisy[name]):
+            if name not in self.noisy and not _is_same(value, self.sent.get(name)):
+                return f"LocalDpMod was not given {name}, which leaves as well"
+        for name, value in self.noisy.items() if self.inside else ():  # masked or encrypted, it cannot be compared
+            if not _is_same(value, reply.get(name)):
                 return f"{name} leaves otherwise than LocalDpMod returned it"
         return ""
 
