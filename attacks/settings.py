@@ -2,13 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.registry import ATTACKS, suggestion
@@ -115,6 +115,15 @@ class AttackSettings(Settings):
     made_of: ClassVar[tuple[Recipe | str, ...]]  # its parts, or what runs it; a victim's restarts take turns
     whole: ClassVar[str] = ""  # what attacks all uploads of a job; empty: its parts do, a chunk of rows at a time
     simulated_by: ClassVar[str] = "fedpriv.attacks.simulation:simulated_images"
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        """Raise TypeError where an attack that runs in chunks lacks what its rows are made by."""
+        if not hasattr(cls, "made_of") or cls.whole:
+            return
+        for key in ("iterations", "restarts"):
+            if key not in cls.model_fields and not hasattr(cls, key):
+                raise TypeError(f"{cls.__qualname__} lacks {key}: a setting, or a ClassVar that is 1")
 
     @classmethod
     def simulation(cls) -> "Simulation":

@@ -105,7 +105,7 @@ class Registry(Mapping[str, type[Any]]):
                 self._begun = False
                 raise InputError(
                     f"{self.what} {point.name!r} of the package {point.dist.name if point.dist else point.value} "
-                    f"cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
+                    f"cannot be used: {type(error).__name__}: {_first_line(error)}"
                 ) from error
         return self._things
 
@@ -118,6 +118,14 @@ class Registry(Mapping[str, type[Any]]):
 
     def _base(self) -> type[Any]:
         return pkgutil.resolve_name(self.base)
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says; of one of pydantic's the first wrong value, without the address of its manual."""
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).split())
+    wrong = error.errors()[0]
+    return f"{error.title}: {wrong['input']!r}: {wrong['msg']}"
 
 
 def _packages(place: str) -> Iterator[ModuleType]:

@@ -177,6 +177,11 @@ def broken(tmp_path: Path, kind: str, entry: str, code: str) -> Path:
             "import sys; sys.exit(0)",
             "aggregation rule 'odd' of the package strange cannot be used: SystemExit",
         ),
+        (
+            "attacks",
+            "from fedpriv.attacks.settings import Recipe; Recipe('cosine', 'adamm')",
+            "cannot be used: ValidationError: Recipe: 'adamm': Input should be 'lbfgs', 'adam',",
+        ),
         ("models", "Odd = 3", "network 'odd' of the package strange cannot be used: TypeError: 3 is no subclass of"),
     ],
 )

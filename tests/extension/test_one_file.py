@@ -14,7 +14,7 @@ from fedpriv.attacks.evasion.methods import EVASIONS, EvasionAttack
 from fedpriv.attacks.evasion.methods.gradient_sign import Mim
 from fedpriv.attacks.methods.closed_form import ClosedFormSettings
 from fedpriv.attacks.probing import ModelAttack
-from fedpriv.attacks.settings import ActiveSettings, MatchingSettings
+from fedpriv.attacks.settings import ActiveSettings, AttackSettings, MatchingSettings
 from fedpriv.core.algorithm import ModelRelease
 from fedpriv.core.config import AdversaryConfig, FederationConfig
 from fedpriv.core.errors import InputError
@@ -175,7 +175,7 @@ def test_ours_are_what_those_of_others_have_to_be(registry: Registry) -> None:
     assert all(check_complete(kind, base) is kind for name, kind in registry.items() if ":" not in name)
 
 
-BASES = (Mean, ClosedFormSettings, MatchingSettings, Digits, LaplaceSettings, EvasionAttack, Mim)
+BASES = (Mean, AttackSettings, ClosedFormSettings, MatchingSettings, Digits, LaplaceSettings, EvasionAttack, Mim)
 NAME = "name: ClassVar[str] ="
 LITERAL = "name: Literal['odd'] = 'odd'"
 
@@ -200,6 +200,11 @@ def somebodys(code: str) -> Any:
         (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; title: ClassVar[str] = 3", r"Odd.title = 3 is no str"),
         (ATTACKS, f"class Odd(MatchingSettings): {NAME} 'odd'; title: ClassVar[str] = ''", "Odd lacks reference"),
         (ATTACKS, f"class Odd(MatchingSettings): {NAME} 'odd'; title = reference = 'Odd'", "Odd lacks made_of"),
+        (
+            ATTACKS,
+            f"class Odd(AttackSettings): {NAME} 'odd'; made_of = ('odd:run',)",
+            "Odd lacks iterations",
+        ),
         (ATTACKS, f"class Odd(ClosedFormSettings): {NAME} 'odd'; needs: ClassVar[tuple] = ('all',)", "Odd.needs = "),
         (EVASIONS, f"class Odd(ClosedFormSettings): {NAME} 'odd'", "Odd is no subclass of EvasionAttack"),
         (EVASIONS, f"class Odd(EvasionAttack): {NAME} 'odd'; title: ClassVar[str] = 'Odd'", "Odd lacks reference"),
