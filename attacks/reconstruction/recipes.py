@@ -6,6 +6,7 @@ compared with the weights of the last one. Each row keeps its iterate with the l
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -41,6 +42,8 @@ from fedpriv.gradients.operator import wide
 
 # The parts that gradient matching is made of.
 
+# Addressed to torch's developers: torch.func.jvp itself calls it.
+warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)
 
 MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the steps; at each the learning rate falls to a tenth
 AROUND = 0.1  # standard deviation of starts around an image: enough to tell apart the examples of a batch

@@ -277,7 +277,7 @@ def checked_settings(overrides: Sequence[str], names: Sequence[str]) -> dict[str
             raise InputError(
                 key="--set",
                 given=".".join(keys),
-                allowed="of a tap's folder adversary.NAME.KEY of an attack may be set",
+                allowed="allowed is adversary.NAME.KEY of an attack; all else is in the app's fedpriv.toml",
             )
         settings.setdefault(keys[1], {})[keys[2]] = value
     for name in {**dict.fromkeys(names), **settings}:

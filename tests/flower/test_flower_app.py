@@ -97,7 +97,7 @@ def test_protected_uploads_stand_between_guess_and_theorem(home: Path) -> None:
     for victim, said in (("1-9", "victim 1-9: not in"), ("2-0", "victim 2-0: not in")):
         with pytest.raises(InputError, match=said):
             attack_tapped(tapped, [], [victim], [], Silent())
-    with pytest.raises(InputError, match=r"--set engine.device: of a tap's folder adversary.NAME.KEY"):
+    with pytest.raises(InputError, match=r"--set engine.device: allowed is adversary.NAME.KEY of an attack"):
         attack_tapped(tapped, [], [], ["engine.device=cpu"], Silent())
 
 

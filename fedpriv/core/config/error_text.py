@@ -69,7 +69,7 @@ def _explain(detail: ErrorDetails, kind: type[BaseModel]) -> InputError:
 
 
 def _none_of(allowed: Sequence[str], key: str, given: Any) -> InputError:
-    close = suggestion(str(given), allowed, else_known=False)
+    close = suggestion(str(given), allowed, else_known=False) if len(allowed) > 1 else ""
     return InputError(key=key, given=given, allowed=f"allowed: {', '.join(allowed)}{close}")
 
 
