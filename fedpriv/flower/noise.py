@@ -377,12 +377,19 @@ def half_doubt(values: Vector) -> str:
     return f"{half[0]} has half precision, whose rounding moves a clipped update further than its norm" if half else ""
 
 
+def _cut_doubt(before: Vector, after: Vector) -> str:
+    """Why nothing is proven of arrays that hold no real numbers; empty: those that changed have no dimensions."""
+    others = ((name, value) for name, value in after.items() if value.ndim and not value.is_floating_point())
+    cut = next(((name, value.dtype) for name, value in others if not _is_same(value, before.get(name))), None)
+    return "" if cut is None else f"LocalDpMod cuts the noise on {cut[0]} to {str(cut[1]).removeprefix('torch.')}"
+
+
 def _of_local(mod: LocalMod, before: Vector, after: Vector) -> Noise:
     """The noise of LocalDpMod, as it computes it, in an update that it clips; it leaves arrays without dimensions."""
     told, delta, clip = mod.epsilon, mod.delta, mod.clipping_norm
     fits = told and 0 < delta <= 1
     sigma = mod.sensitivity * sqrt(2 * log(1.25 / delta)) / told / clip if fits else 0.0
-    doubt = SEEDED.format("numpy") if numpy_is_seeded() else half_doubt(after)
+    doubt = SEEDED.format("numpy") if numpy_is_seeded() else half_doubt(after) or _cut_doubt(before, after)
     noise = observed_noise("LocalDpMod", sigma, delta, clip, doubt, unit="update")
     notes = []
     if noise.doubt not in (NO_NOISE, UNBOUNDED) and mod.sensitivity < 2 * clip:

@@ -230,6 +230,23 @@ def test_a_counter_of_batches_leaves_as_it_is(tmp_path: Path, monkeypatch: pytes
     assert (answer.noises[0].why, told["theorem"]["epsilon"], told["epsilon"]) == (why, f"none: {why}", None)
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_noise_that_is_cut_to_whole_numbers_proves_nothing(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below one nearly none is left; where such an array has not changed, nothing left in it."""
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+    np.random.set_bit_generator(np.random.MT19937())
+    app = client(
+        [LocalDpMod(8.0, 0.1, 8.0, 1e-5)], lambda given: {"w": given["w"] + 0.5, "counts": given["counts"] + step}
+    )
+    sent = {"w": np.zeros((4, 16), np.float32), "counts": np.zeros(3, np.int64)}
+    reply = ObservedApp(app, tmp_path)(question(sent), context())
+    assert reply.content.array_records["arrays"]["counts"].numpy().tolist() == [step] * 3  # as they were
+    (answer,) = read_answers(tmp_path)
+    assert answer.noises[0].why == ("LocalDpMod cuts the noise on counts to int64" if step else "")
+
+
 def test_answers_to_every_type_of_training_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are of the same data: the last one's line is about three releases."""
     monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
