@@ -405,8 +405,8 @@ def _lbfgs(
 # the few. Images of one label in one batch differ only along the others, so the rest of the steps are Gauss-Newton
 # steps, solved by conjugate gradients: the curvature of the coarsest coordinates is known as a whole, of the others one
 # by one. It depends on which examples share a step: a victim's pairings have one each. There are more pixels than
-# parameters. What the update leaves open is kept piecewise smooth (total
-# variation, by weighted squares), for two photographs that are mixed have the edges of both.
+# parameters. What the update leaves open is kept piecewise smooth (total variation, by weighted squares), for two
+# photographs that are mixed have the edges of both.
 PARAMETERS = 2**17  # of a network, at most: the change of all of them is kept for each direction
 DIRECTIONS = 1024  # of a batch's variables, the coarsest of each image, whose curvature is computed exactly, at most
 AT_ONCE_ALONG = 16  # of them, together
