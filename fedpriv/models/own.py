@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from typing_extensions import override
 
+from fedpriv.core.errors import some_of
 from fedpriv.core.own_code import own_object
 from fedpriv.core.registry import MODELS
 from fedpriv.models.machinery.settings import MODEL, OpenModelSettings, SequenceShape, Shape
@@ -52,7 +53,19 @@ class OwnSettings(OpenModelSettings):
         if is_network or not callable(function):
             raise self.refusal(f"expected a function or a class that makes the network, not {type(function).__name__}")
         more = {} if self.arguments is None else self.arguments.plain()
-        return function(**{name: sizes[name] for name in _taken(function, set(sizes))} | more)
+        given = {name: sizes[name] for name in _taken(function, set(sizes))} | more
+        needed = [
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.default is parameter.empty and parameter.kind not in _REST and parameter.name not in given
+        ]
+        if needed:
+            names = f"given by their names are {some_of(list(sizes))}, and those of model.arguments"
+            raise self.refusal(f"takes {some_of(needed)} as well; {names}")
+        return function(**given)
+
+
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _taken(function: Callable[..., Any], sizes: set[str]) -> set[str]:

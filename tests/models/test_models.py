@@ -265,6 +265,9 @@ class Merging(nn.Linear):
 def merging(shape, classes):
     return nn.Sequential(nn.Flatten(), Merging(shape[0] * shape[1] * shape[2], classes))
 
+def otherwise(dims, n):
+    return nn.Linear(dims, n)
+
 not_a_function = 3
 made = nn.Flatten()
 """
@@ -355,6 +358,7 @@ def test_the_trial_of_an_own_model_leaves_running_statistics_alone(own: str) -> 
         ("{own}.nets:zzz", "module {own}.nets has no 'zzz'; it has linear, drawn, "),
         ("{own}.nets:linaer", "module {own}.nets has no 'linaer'; did you mean linear?"),
         ("{own}.nets:not_a_function", "expected a function or a class that makes the network, not int"),
+        ("{own}.nets:otherwise", "takes dims, n as well; given by their names are shape, classes, num_classes, and"),
         ("{own}.nets:made", "expected a function or a class that makes the network, not Flatten"),
         ("{own}.nets:", "has no ''"),
         (":linear", "cannot be imported: ValueError"),
