@@ -302,6 +302,15 @@ class MatchProblem:
         victim = self._victims[row]
         return id(victim.gradient), () if victim.orders is None else tuple(victim.orders.flatten().tolist())
 
+    def together(self, row: int, pair: Tensor) -> bool:
+        """Whether each of the steps of a row's only client holds both of two dummies (2,), or neither."""
+        victim, training = self._victims[row], self._victims[row].model.training
+        if training is None or training.clients > 1:
+            return False
+        orders = torch.tensor(training.batches(victim.model.examples)) if victim.orders is None else victim.orders
+        held = (orders[..., None] == pair.to(orders.device)).any(dim=1)
+        return bool((held[:, 0] == held[:, 1]).all())
+
     def alike(self, variables: Tensor, logits: Tensor) -> Tensor:
         """Make standard normal variables (N, B, C, H, W) nearly the same for images of one label."""
         labels = self.labels.final(logits)
@@ -424,6 +433,9 @@ LEVEL = 0.01  # weight of the variables' squares, next to the variation, which d
 HALVINGS = 8  # of a step that leads up
 QUARTERS = 4  # of the steps; after each, the better half of a victim's restarts goes on
 APART = 0.1  # of the start of an image that it does not share with those of its label
+CROSSINGS = 8  # of the best restart with another that are tried, at most
+ALIKE = 0.9  # cosine of two images' differences in two restarts, from which there is nothing to exchange
+AHEAD, AHEAD_PRODUCTS = 2, 60  # steps until crossings are compared, and products in each
 
 
 def _by_curvature(
@@ -458,6 +470,8 @@ def _by_curvature(
             ]
         if turn + 1 == quarter < rounds:
             descent.pair_alike(running, weights[:quarter], iterations - rounds * counted, counted)
+            for members in running:
+                descent.cross(members, weights[turn])
     return Minimum(torch.cat([descent.variables.flatten(1), descent.logits.flatten(1)], dim=1), values, descent.made)
 
 
@@ -483,15 +497,19 @@ class _Descent:
 
     def step(self, row: int, weight: float, compared: int) -> None:
         """Make a Gauss-Newton step with one row, of so many of its victim's that are compared."""
-        problem, size, variables, logits = self.problem, float(self._sizes[row]), self.variables[row], self.logits[row]
+        products = PRODUCTS[min(compared, len(PRODUCTS)) - 1]
+        self.variables[row] = self._stepped(row, self.variables[row], weight, products)
+
+    def _stepped(self, row: int, variables: Tensor, weight: float, products: int) -> Tensor:
+        """Return where such a step leads a row from any variables (B, C, H, W)."""
+        problem, size, logits = self.problem, float(self._sizes[row]), self.logits[row]
         places, key = problem.coarsest(variables.shape), problem.pairing(row)
         if key not in self._known:
             along = problem.jacobian(row, variables, logits, places)
             self._known[key] = wide(along @ along.mT) / size
         near, variation = problem.linearised(row, variables, logits), _Variation.at(problem, variables, weight)
-        products = PRODUCTS[min(compared, len(PRODUCTS)) - 1]
         change = _solved(near, variation, size, places, self._known[key], products)
-        self.variables[row] = _downhill(problem, row, variables, change, logits, variation, size)
+        return _downhill(problem, row, variables, change, logits, variation, size)
 
     def values(self) -> Tensor:
         """The mismatches, (N,)."""
@@ -514,6 +532,45 @@ class _Descent:
             for row in again:
                 self.step(row, weight, len(again))
                 self.made[row] += counted
+
+    def cross(self, members: Sequence[int], weight: float) -> None:
+        """Give the best of a victim's rows pairs of images of its others, of one pairing, where it then gets lower."""
+        values = self.values()
+        first, *others = sorted(members, key=lambda row: float(values[row]))
+        offered = self._unlike(first, others)[:CROSSINGS]
+        if not offered:
+            return
+        taken = self.variables[first].clone()
+        best, lowest = self._ahead(first, taken, weight)
+        for pair, row in offered:
+            if time_is_up():
+                break
+            tried = taken.index_copy(0, pair, self.variables[row, pair])
+            ended, value = self._ahead(first, tried, weight)
+            if value < lowest:
+                taken, best, lowest = tried, ended, value
+        self.variables[first] = best
+
+    def _unlike(self, first: int, others: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Two images of one label, and a row where they differ otherwise than in the first; the most unlike first."""
+        labels, images = self.problem.labels.final(self.logits)[first], self.problem.images(self.variables)
+        found = []
+        for pair in torch.combinations(torch.arange(len(labels), device=labels.device)):
+            if labels[pair[0]] == labels[pair[1]]:
+                apart = (images[:, pair[0]] - images[:, pair[1]]).flatten(1)
+                alike = F.cosine_similarity(apart, apart[first : first + 1])
+                # Where they share all steps, it is the same upload when they are exchanged.
+                alike = alike.abs() if self.problem.together(first, pair) else alike
+                found += [(float(alike[row]), pair, row) for row in others if alike[row] < ALIKE]
+        return [(pair, row) for _, pair, row in sorted(found, key=lambda each: each[0])]
+
+    def _ahead(self, row: int, variables: Tensor, weight: float) -> tuple[Tensor, float]:
+        """Where a few steps lead a row from these variables (B, C, H, W), and the mismatch there."""
+        for _ in range(AHEAD):
+            variables = self._stepped(row, variables, weight, AHEAD_PRODUCTS)
+        here = self.problem.select(torch.tensor([row]))
+        with torch.no_grad():
+            return variables, float(here.losses(variables[None], self.logits[row][None], here.weights(1, 1)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -463,6 +463,33 @@ def test_rows_with_another_pairing_than_the_best_start_anew_with_its() -> None:
     assert torch.equal(after[1:], before[1:])
 
 
+def test_a_row_takes_a_pair_of_images_from_another_row_where_that_leads_lower() -> None:
+    """The first row holds two images of one label exchanged, the other row images of labels of their own wrong."""
+    built = world("sgd", 0.0, model="logistic", batch=3, epochs=2)
+    observation = heard(built, 0)
+    images, labels, orders = all_epochs(built, 0)
+    network = Network(built.model)
+    (victim,) = prepare_victims([observation], network.names, CPU)
+    row = replace(victim, labels=labels, orders=orders)
+    scene = Scene.of(network, observation.settings, torch.float64)
+    problem = MatchProblem(Recipe("squared-distance", "lbfgs", labels=()), scene, [row] * 2, IdlgSettings())
+    alike = [pair for pair in itertools.combinations(range(6), 2) if labels[pair[0]] == labels[pair[1]]]
+    shared = [{step for step, batch in enumerate(orders.tolist()) if number in batch} for number in range(6)]
+    pair = next(each for each in alike if shared[each[0]] != shared[each[1]])
+    for each in itertools.combinations(range(6), 2):
+        assert problem.together(0, torch.tensor(each)) == (shared[each[0]] == shared[each[1]])
+    exchanged, others = images.clone(), images.clone()
+    exchanged[list(pair)] = images[list(pair[::-1])]
+    unique = [number for number, label in enumerate(labels) if int((labels == label).sum()) == 1]
+    others[unique] = images.mean(dim=0)
+    logits = torch.zeros(2, 6, scene.classes).double()
+    descent = _Descent(problem, torch.stack([exchanged, others]), logits, torch.ones(2))
+    descent.cross([0], 1e-9)
+    assert torch.equal(descent.variables[0], exchanged)
+    descent.cross([0, 1], 1e-9)
+    torch.testing.assert_close(descent.variables[0], images, rtol=0, atol=0.05)
+
+
 def _solves(problem: MatchProblem, near: _Linearised, jacobian: Tensor) -> None:
     """Conjugate gradients against a dense solution of the normal equations, with the variation's own matrix."""
     variation = _Variation.at(problem, near.leaf.detach(), 1.0)
