@@ -237,6 +237,8 @@ def _least(basis: Tensor, weights: Tensor) -> Tensor:
 
 def _chosen(call: _Called, basis: Tensor, later: Sequence[_Called]) -> Tensor | None:
     """The sums (B, C, H, W) of a basis that the inputs of the next convolution go with."""
+    if len(basis) == 1:
+        return _cleaned(basis) if call.examples == 1 else None
     following = next((other for other in later if other.given == call.made), None)
     found = None if following is None or max(following.layer.stride) > 1 else _inputs(following)
     if found is None:

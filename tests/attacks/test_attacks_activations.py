@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from attack_victims import digits, normalise, observe
+from attack_victims import digits, lenet, normalise, observe
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
@@ -43,6 +43,20 @@ def test_it_is_what_the_network_gave(stride: int, normal: bool) -> None:
     assert found is not None and found.layer == "3"
     cosine = F.cosine_similarity(found.values.flatten(), truth.flatten(), dim=0)
     assert float(cosine.abs()) > 1 - 1e-4
+
+
+def test_of_a_convolution_with_a_stride_a_single_sum_needs_no_choice() -> None:
+    """LeNet's second one; its patches overlap little, and of what they span there is one picture."""
+    model, (images, labels) = lenet(), digits()
+    heard = observe(model, images[[3]], labels[[3]])
+    scene = Scene.of(Network(model), heard.settings, torch.float32)
+    (victim,) = prepare_victims([heard], scene.network.names, scene.network.device)
+    found = read_activation(scene, victim)
+    assert found is not None and found.layer == "conv2"
+    given: list[Tensor] = []
+    model.get_submodule("conv2").register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].detach()))
+    model(normalise(images[[3]]))
+    assert float(F.cosine_similarity(found.values.flatten(), given[0].flatten(), dim=0)) > 1 - 1e-4
 
 
 @pytest.mark.parametrize(("channels", "rows"), [(16, [3]), (8, [3]), (16, [3, 5])])
