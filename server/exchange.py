@@ -316,7 +316,7 @@ class Questions:
 
     def __init__(self, grid: Grid, probe: float = math.inf) -> None:
         self._grid = grid
-        self._probe = probe  # after how many seconds the silent are probed
+        self._probe = probe  # after how many seconds the silent are probed, and after twice as many again
         self._waiting: dict[str, tuple[int, Message]] = {}
         self._probes: dict[str, int] = {}
         self._again: set[int] = set()
@@ -332,7 +332,7 @@ class Questions:
 
     def replies(self, deadline: float) -> Iterator[list[tuple[int, Message]]]:
         """Yield, at each look, the replies that are there, each with its number; until the deadline."""
-        began, pause, is_probed = time.monotonic(), _FIRST_PAUSE, False
+        began, pause, probed = time.monotonic(), _FIRST_PAUSE, self._probe
         while self._waiting:
             fresh = self._look()
             lost = {number: question for number, question, reply in fresh if self._is_lost(number, reply)}
@@ -343,10 +343,10 @@ class Questions:
             yield [(number, reply) for number, _, reply in fresh if number not in lost]
             if time.monotonic() > deadline:
                 return
-            if not is_probed and time.monotonic() - began > self._probe:
+            if time.monotonic() - began > probed:
                 silent = {number: _who_are_you(asked.metadata.dst_node_id) for number, asked in self._waiting.values()}
-                self._probes = {probe.metadata.message_id: number for number, probe in self._pushed(silent)}
-                is_probed = True
+                self._probes |= {probe.metadata.message_id: number for number, probe in self._pushed(silent)}
+                probed *= 2  # each is a process that a slow client starts in vain
             longest = min(max(_LONG_PAUSE, _LATE * (time.monotonic() - began)), _LONGEST_PAUSE)
             pause = _FIRST_PAUSE if fresh else min(2 * pause, longest)
             if self._waiting:

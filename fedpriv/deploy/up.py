@@ -1,7 +1,9 @@
 """Start a deployment on this machine, look at it, and take it down."""
 
+import os
 import secrets
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -84,6 +86,7 @@ def up(
         state = "is up" if len(earlier.dead()) < len(earlier.processes) else "has died"
         raise InputError(f"a deployment {state} in {folder.path} already; first: fedpriv deploy down")
     record = DeploymentRecord(nodes, port, insecure, (), listens=listens, gpus=tuple(gpus))
+    _check_gpus(record.gpus)
     _check_ports(record)
     for name in (*LAUNCHED, *SERVING):
         flower.program(name)
@@ -193,6 +196,21 @@ def start_process(folder: DeploymentFolder, command: Command, gpu: str | None = 
     while is_launcher and not socket.exists() and is_alive(started):
         time.sleep(0.05)
     return started
+
+
+def _check_gpus(names: Sequence[str]) -> None:
+    """Refuse a GPU that is not there: CUDA would show none, and its app would train on the CPU."""
+    for name in dict.fromkeys(names):
+        count = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": name}
+        seen = subprocess.run(count, env=environment, stdout=subprocess.PIPE, text=True)
+        if seen.returncode or not int(seen.stdout):
+            raise InputError(
+                key="--gpus",
+                given=",".join(names),
+                allowed=f"there is no GPU {name}; expected numbers or UUIDs of GPUs, such as 0,1",
+                hint="fedpriv doctor lists what PyTorch finds",
+            )
 
 
 def _check_ports(record: DeploymentRecord) -> None:

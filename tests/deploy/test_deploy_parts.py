@@ -120,7 +120,7 @@ def test_a_process_sees_its_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (("up", "--gpus", "0,cuda:1"), "--gpus 0,cuda:1: expected numbers or UUIDs"),
+        (("up", "--gpus", "999,0"), "--gpus 999,0: there is no GPU 999; expected numbers or UUIDs"),
         (("warm", "no-such-program"), "no-such-program"),
         (("gateway",), "--keys keys/gateway: expected ca.pem, server.pem and server.key"),
     ],
