@@ -5,7 +5,7 @@ holds if an example changes its own gradient only: no other one of its batch, an
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import generator_states, seeded_generators
@@ -54,6 +55,24 @@ EXTREME = 1e4
 
 RRELU = (functional.rrelu, torch.rrelu)
 
+# What torch's functions may draw, of their arguments; with such numbers nothing is dropped, and no layer is left out.
+_LIKELY = 0.6
+_ATEN = torch.ops.aten
+_STEADY: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
+    _ATEN.rand: lambda given: _LIKELY,
+    _ATEN.rand_like: lambda given: _LIKELY,
+    _ATEN.uniform_: lambda given: _LIKELY * given.get("to", 1.0) + (1 - _LIKELY) * given.get("from", 0.0),
+    _ATEN.randn: lambda given: _LIKELY,
+    _ATEN.randn_like: lambda given: _LIKELY,
+    _ATEN.normal: lambda given: given["mean"] + _LIKELY * given.get("std", 1.0),
+    _ATEN.normal_: lambda given: given.get("mean", 0.0) + _LIKELY * given.get("std", 1.0),
+    _ATEN.exponential_: lambda given: _LIKELY / given.get("lambd", 1.0),
+    _ATEN.bernoulli: lambda given: given.get("p", given["self"]) > 0,
+    _ATEN.bernoulli_: lambda given: given.get("p", 0.5) > 0,
+    _ATEN.randint: lambda given: given.get("low", 0),
+    _ATEN.randint_like: lambda given: given.get("low", 0),
+}
+
 
 def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, blank: Sequence[Tensor] = ()) -> None:
     """Refuse a model or a loss that mixes the examples of a batch: then no noise on gradients protects one of them.
@@ -65,8 +84,9 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
     whatever form, shows as a difference, too.
 
     Gradients in a batch are also compared with those of single examples, up to rounding: this shows a model that
-    depends on the number of examples. Dropout layers are off for it, and a model that still draws random numbers is in
-    evaluation mode, because a batch draws others than a single example. One that draws even then is not compared.
+    depends on the number of examples. Dropout layers are off for it. A batch draws other random numbers than a single
+    example: a model that still draws some is compared with torch drawing the same number each time, unless numpy or
+    Python draws for each example, and once more in evaluation mode, unless it draws even then.
     Likewise the gradients are added up and compared with those of a backward pass of the batch, in float64 where the
     model can be computed in it: this shows a model whose gradients are not those with which it trains.
 
@@ -107,9 +127,7 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
             for shown, fresh in ((flat, lambda: tried), (empty, lambda: tried), (alike, partial(_copy, model))):
                 changes = [shown.changed("another image", place, x[1], y[1]) for place in places]
                 _refuse_influence(model, fresh, shown, changes)
-        tried = _copy(model)
-        still = _without_chance(tried, batch)
-        if still is not None:
+        for tried, still in _without_chance(_copy(model), batch):
             _refuse_other_numbers(tried, still)
 
 
@@ -243,17 +261,30 @@ def _reason(model: nn.Module, batch: _Batch, change: _Change, seed: int, layer: 
 # ---- examples alone, and their sum ----------------------------------------------------------------------------------
 
 
-def _without_chance(model: nn.Module, batch: _Batch) -> _Batch | None:
-    """Switch off what the model draws, and return how the batch is computed then; nothing if it still draws."""
+def _without_chance(model: nn.Module, batch: _Batch) -> Iterator[tuple[nn.Module, _Batch]]:
+    """Yield networks that draw nothing, and how the batch is computed with each; none if chance cannot be kept out."""
     for layer in model.modules():
         if isinstance(layer, _DropoutNd | nn.RReLU):
             layer.eval()
     if not _random(model, batch):
-        return batch
+        yield model, batch
+        return
+    with _SlopesForEach(), _SteadyDraws():
+        if _draws_alike(model, batch):
+            yield _copy(model), batch
     model.eval()
     with _refused(f"{type(model).__name__} cannot compute gradients in evaluation mode"):
         batch = replace(batch, route=find_route(model, batch.loss, batch.x.clone(), batch.y))
-    return None if _random(model, batch) else batch
+    if not _random(model, batch):
+        yield model, batch
+
+
+def _draws_alike(model: nn.Module, batch: _Batch) -> bool:
+    """Tell whether a batch, its backward pass as in training and one example alone draw the same random numbers."""
+    together, alone = (each.run(model, 0).states for each in (batch, batch.alone(0)))
+    with seeded_generators(0, batch.x.device):
+        batch.loss(model(batch.x.clone()), batch.y)
+        return together == alone == generator_states()
 
 
 def _random(model: nn.Module, batch: _Batch) -> bool:
@@ -458,6 +489,22 @@ class _SlopesForEach(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (_rrelu if func in RRELU else func)(*args, **(kwargs or {}))
+
+
+class _SteadyDraws(TorchDispatchMode):
+    """Has torch draw the same likely number each time inside the block, however many are asked for.
+
+    Its generator stays as it is, but for functions that are not listed here.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = _STEADY.get(func.overloadpacket)
+        if drawn is None:
+            return func(*args, **(kwargs or {}))
+        names = [argument.name for argument in func._schema.arguments]
+        with torch.random.fork_rng(devices=()):
+            made = func(*args, **(kwargs or {}))
+        return made.copy_(torch.as_tensor(drawn(dict(zip(names, args, strict=False)) | (kwargs or {}))))
 
 
 def _rrelu(

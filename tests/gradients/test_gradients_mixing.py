@@ -143,6 +143,32 @@ def test_mixing_is_found(name: str, hidden: bool) -> None:
     refused(model, r"layer first \(Linear\) for one example depends on the others of its batch")
 
 
+DRAWING: dict[str, Between] = {
+    "dropout": lambda model, h: functional.dropout(h, 0.5),
+    "rrelu": lambda model, h: functional.rrelu(h, training=True),
+    "noise": lambda model, h: h + torch.normal(torch.zeros(h.shape), 0.1),
+    "stochastic depth": lambda model, h: h * torch.empty(len(h), 1).bernoulli_(0.5),
+    "uniform": lambda model, h: h + torch.rand(len(h), 1) + torch.empty(len(h), 1).uniform_(-1, 1),
+    "Gumbel": lambda model, h: functional.gumbel_softmax(h),
+    "level": lambda model, h: h * torch.randint(1, 5, (len(h), 1)),
+    "attention": lambda model, h: functional.scaled_dot_product_attention(*3 * (h.view(-1, 1, 4, 2),), dropout_p=0.2),
+    "layer left out": lambda model, h: h if random.random() < 0.5 else 2 * h,
+}
+
+
+@in_one_test("name", DRAWING)
+def test_the_size_of_a_batch_is_found_beside_chance_in_training_mode(name: str) -> None:
+    """Evaluation shows nothing of it, and a batch draws other numbers than one of its examples."""
+
+    def between(share: float) -> Between:
+        return lambda model, h: DRAWING[name](model, h / share).reshape(h.shape) if model.training else h
+
+    accepted(Model(between(2.0)))
+    refused(Model(lambda model, h: between(len(h))(model, h)), "alone it is another")
+    if name in SOUND:
+        refused(Dense(lambda model, h: between(len(h))(model, h)), "alone it is another")
+
+
 class Padding(Model):
     """Gives flat images the batch's first one."""
 
@@ -587,7 +613,7 @@ def test_reentrant_checkpoints_are_accepted() -> None:
     accepted(Model(lambda model, h: checkpoint(model.middle, h, use_reentrant=True), middle=nn.Linear(WIDTH, WIDTH)))
 
 
-@pytest.mark.parametrize(("between", "most"), [(lambda model, h: h, 36), (SOUND["dropout"], 62)])
+@pytest.mark.parametrize(("between", "most"), [(lambda model, h: h, 36), (SOUND["dropout"], 67)])
 def test_a_trial_takes_few_passes(between: Between, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs a step on a few examples; more of them where each pass has its own random numbers."""
     calls = []
