@@ -29,7 +29,6 @@ from fedpriv.flower.arrays import (
     is_training,
     moved,
     nearest_form,
-    parameters_of,
     record_of,
     rescaled,
     round_of,
@@ -98,7 +97,7 @@ class Tap:
             return call_next(message, context)
         about, sent = self._message(message, context, heard)
         later, shapes = waiting(), {name: tuple(value.shape) for name, value in sent.items()}
-        with watching(shapes) as seen, hearing_noise(sent) as noises:
+        with watching(shapes) as seen, hearing_noise(message, sent) as noises:
             write = partial(self._told, about, sent, seen, partial(self._others, noises, answers), context.run_id)
             if later is not None:
                 later.append(write)
@@ -154,8 +153,7 @@ class Tap:
         if not moving or not about.type.startswith("train"):
             return None
         steps = max(self.settings.local_steps or 0, seen.step_count)
-        left = parameters_of(reply)
-        return others_noise(noises, self.settings.noise, about.client, answers, moving, steps, left)
+        return others_noise(noises, self.settings.noise, about.client, answers, moving, steps, reply)
 
     def _write(self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message) -> None:
         if reply.has_error():

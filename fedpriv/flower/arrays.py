@@ -90,13 +90,22 @@ def arrays_of(content: RecordDict, record: str) -> Vector:
     return unpack(_described(content.array_records[record]))
 
 
-def parameters_of(message: Message) -> Vector:
-    """Return the arrays of a training message or its reply; none where they are not to be read."""
+def parameters_in(message: Message) -> str:
+    """Return which record of a training message or its reply has the parameters; empty where it cannot be told."""
     if message.has_error() or not is_training(message):
-        return {}
+        return ""
     content = RecordDict({name: record for name, record in message.content.array_records.items() if len(record)})
     try:
-        return arrays_of(content, record_of(content, None))
+        return record_of(content, None)
+    except InputError:
+        return ""
+
+
+def parameters_of(message: Message) -> Vector:
+    """Return the arrays of a training message or its reply; none where they are not to be read."""
+    name = parameters_in(message)
+    try:
+        return arrays_of(message.content, name) if name else {}
     except (InputError, ValueError):
         return {}
 

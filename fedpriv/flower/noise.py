@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp.mod import LocalDpMod
 from torch import Tensor
@@ -32,7 +32,7 @@ from fedpriv.core.plan import Plan
 from fedpriv.core.reading import Record
 from fedpriv.core.records import Guarantee
 from fedpriv.data.sampling import Sampling
-from fedpriv.flower.arrays import SAME, Form, apart, norm, parameters_of
+from fedpriv.flower.arrays import MASKED, SAME, Form, apart, norm, parameters_in, parameters_of
 from fedpriv.flower.ledger import line_of
 from fedpriv.flower.watch import ReleasedUpdate, after_each, frames
 from fedpriv.gradients import Vector
@@ -192,6 +192,7 @@ class Noises:
     """What added noise while a message was answered."""
 
     sent: Vector = field(default_factory=dict)  # by the server, before mods
+    came: Sequence[Mapping[str, Any]] = ()  # all records that it sent
     mods: list[Noise] = field(default_factory=list)  # by LocalDpMod, innermost first
     given: Vector = field(default_factory=dict)  # what it clips the changes of
     noisy: Vector = field(default_factory=dict)  # what it made of the reply
@@ -208,10 +209,22 @@ class Noises:
     reordered: bool = False  # whether sequences were packed in another order than that of their batch
     _seed: int = field(default_factory=torch.initial_seed)
 
-    def local(self, reply: Vector) -> tuple[Noise, ...]:
+    def local(self, reply: Message | None) -> tuple[Noise, ...]:
         """The noise of LocalDpMod in what leaves, before and after which an app's own mods may change arrays."""
-        doubt = self._around(reply) if self.mods else ""
+        doubt = self.beside(reply) or self._around(parameters_of(reply) if reply else {}) if self.mods else ""
         return tuple(replace(each, doubt=each.doubt or doubt) for each in self.mods)
+
+    def beside(self, reply: Message | None) -> str:
+        """Which arrays, bytes or lists leave next to the parameters, unless the server sent them; empty: none."""
+        if reply is None or reply.has_error():
+            return ""
+        covered = (parameters_in(reply), MASKED)
+        for name, record in reply.content.items():
+            for key, value in record.items() if name not in covered else ():
+                whole = isinstance(value, Array | bytes) or (isinstance(value, list) and len(value) > 1)
+                if whole and all(came.get(key) != value for came in self.came):
+                    return f"{name}.{key} leaves as well, and no noise in it is known"
+        return ""
 
     def _around(self, reply: Vector) -> str:
         """Why LocalDpMod's noise proves nothing of what leaves; empty: nothing is known against it."""
@@ -231,10 +244,9 @@ class Noises:
         """Optimisers of Opacus that took steps, each once."""
         return [*dict.fromkeys(optimizer for optimizer, _, _ in self.steps)]
 
-    @property
-    def engines(self) -> tuple[Noise, ...]:
+    def engines(self, reply: Message | None) -> tuple[Noise, ...]:
         """The noise of Opacus: of Poisson batches, if they are, at the rate that its accountant was given."""
-        drawn, doubt = self.drawn, self.doubt
+        drawn, doubt = self.drawn, self.doubt or self.beside(reply)
         delta = min((each.delta for each in self.stated if 0 < each.delta < 1), default=DELTA)
         found = []
         for (optimizer, sigma, rate), steps in self.steps.items():
@@ -302,9 +314,9 @@ def _own_method(optimizer: Any) -> str:
 
 
 @contextmanager
-def hearing_noise(sent: Vector) -> Iterator[Noises]:
-    """Note which mods and optimisers add noise inside, to what the server sent."""
-    noises = Noises(sent)
+def hearing_noise(message: Message, sent: Vector) -> Iterator[Noises]:
+    """Note which mods and optimisers add noise inside, to parameters that the server sent in a message."""
+    noises = Noises(sent, [dict(record) for record in message.content.values()])
 
     def acted(reply: Message, mod: LocalMod, message: Message, *_: Any) -> None:
         before, after = parameters_of(message), parameters_of(reply)
@@ -406,17 +418,17 @@ def _of_local(mod: LocalMod, before: Vector, after: Vector) -> Noise:
 
 
 def others_noise(
-    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, steps: int, reply: Vector
+    noises: Noises, told: MechanismSettings | None, client: int, answers: int, sent: Vector, steps: int, reply: Message
 ) -> ReleasedUpdate | None:
     """Return what is known of the noise in a reply, as seen and as ``[tap.noise]`` says; ``None``: none is known.
 
     The client's earlier answers are taken to have had the same.
     """
     if told is not None:
-        return _as_told(noises.drawn, told, client, answers, sent, steps)
+        return _as_told(noises, told, client, answers, sent, steps, reply)
     scalars = tuple(name for name, value in sent.items() if not value.ndim)
     local = tuple(replace(each, left=tuple(dict.fromkeys((*each.left, *scalars)))) for each in noises.local(reply))
-    found = local or noises.engines
+    found = local or noises.engines(reply)
     if not found or any(each.doubt in (NO_NOISE, UNBOUNDED) for each in found):
         return None
     least = min(found, key=lambda each: each.release.noise or 0.0)
@@ -426,14 +438,14 @@ def others_noise(
 
 
 def _as_told(
-    drawn: Drawn, told: MechanismSettings, client: int, answers: int, sent: Vector, steps: int
+    noises: Noises, told: MechanismSettings, client: int, answers: int, sent: Vector, steps: int, reply: Message
 ) -> ReleasedUpdate:
     """The noise that the settings tell; of an example in how many of the steps it may be."""
-    uses = 1 if told.unit == "update" else drawn.uses(steps)
+    uses = 1 if told.unit == "update" else noises.drawn.uses(steps)
     config = told.with_noise(told.noise or 0.0)
     tensors = tuple(value.numel() for value in sent.values())
     plan = Plan(client, Sampling("fixed", 1, 1), max(1, uses), config, tensors, 0)
-    doubt = "" if uses else "no step was seen; tap.local_steps says how many there are"
+    doubt = noises.beside(reply) if uses else "no step was seen; tap.local_steps says how many there are"
     noise = Noise("tap.noise", plan.accounted([1]), 0.0, doubt=doubt)
     return _released(noise, config, client, [noise] * answers)
 

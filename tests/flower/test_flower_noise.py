@@ -4,10 +4,11 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client.mod import LocalDpMod as OlderLocalDpMod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
@@ -24,6 +25,7 @@ from fedpriv.flower.audit.claims import claims
 from fedpriv.flower.audit.observers import ObservedApp, observing_mods
 from fedpriv.flower.audit.simulation import read_answers
 from fedpriv.flower.folder import read_exchanges
+from tests.cases import in_one_test
 from tests.flower.apps import Old, arrays, client, context, question, record, settings
 from tests.flower.audited import AVERAGE, LOCAL, OPACUS, SCALAR, USUAL, importable, observed, write_app
 from tests.flower.test_flower_audit import normal_delta
@@ -159,6 +161,47 @@ def test_noise_of_a_mod_that_an_apps_own_mod_calls_is_claimed(
     assert AROUND[case] in claim.theorem
     if case == "returned":
         assert leaving(answers)[0].why == "calling calls LocalDpMod; whether it changes more is not known"
+
+
+BESIDE: dict[str, tuple[str, Any, bool]] = {
+    "arrays": ("raw", record({"w": np.ones(64, np.float32)}), True),
+    "the same name": ("raw", record({"w": np.ones((4, 16), np.float32)}), True),
+    "bytes": ("model", ConfigRecord({"trees": b"thresholds"}), True),
+    "a histogram": ("counts", MetricRecord({"labels": [3, 1, 4]}), True),
+    "sent": ("state", ConfigRecord({"u": b"the server's"}), False),
+    "a number": ("more", MetricRecord({"accuracy": 0.5}), False),
+    "none": ("empty", record({}), False),
+}
+
+
+@pytest.mark.parametrize("told", [False, True])
+@in_one_test("case", BESIDE)
+def test_what_an_outer_mod_adds_to_a_noised_reply_is_not_covered(
+    told: bool, case: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gets it with the noised arrays; numbers alone have lines of their own in an audit."""
+    np.random.set_bit_generator(np.random.MT19937())  # other tests seed it
+    home = tmp_path_factory.mktemp("beside")
+    monkeypatch.setenv("FEDPRIV_RUNS", str(home))
+    name, added, counts = BESIDE[case]
+
+    def adding(message: Message, home: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, home)
+        reply.content[name] = added
+        return reply
+
+    noise = '[tap.noise]\nname = "gaussian"\nunit = "update"\nsigma = 3.0\nclip_norm = 0.1\n' if told else ""
+    mods = [tap(settings(home, KNOWN + noise)), adding, *([] if told else [LocalDpMod(1.0, 1.0, 8.0, 1e-5)])]
+    app = client(mods, lambda given: {"w": given["w"] + 1})
+    sent = question({"w": np.zeros((4, 16), np.float32)})
+    sent.content["before"] = ConfigRecord({"u": b"the server's"})
+    ObservedApp(app, home)(sent, context())
+    line = json.loads((home / "tap-1" / "ledger" / "0001-0003.json").read_text())
+    assert (line["epsilon"] is None) is counts
+    if not told:
+        (answer,) = read_answers(home)
+        key = next(iter(added), "")
+        assert answer.noises[0].doubt == (f"{name}.{key} leaves as well, and no noise in it is known" if counts else "")
 
 
 def test_two_calls_of_a_mod_on_parts_are_two_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

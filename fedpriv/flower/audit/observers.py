@@ -70,15 +70,15 @@ class ObservedApp:
         if find_spec("opacus") is not None:
             import_module("opacus")  # so that its engines are heard, too, where the app imports it later
         try:
-            with hearing_noise(parameters_of(message)) as noises:
+            with hearing_noise(message, parameters_of(message)) as noises:
                 reply = self.app(message, context)
         except BaseException as error:
-            self._write(replace(about, error=reason_of(error)), actions, noises, {})
+            self._write(replace(about, error=reason_of(error)), actions, noises)
             raise
         finally:
             _ACTIONS.reset(token)
         if reply.has_error():
-            self._write(replace(about, error=" ".join(str(reply.error.reason).split())), actions, noises, {})
+            self._write(replace(about, error=" ".join(str(reply.error.reason).split())), actions, noises)
             # Flower's mods address some errors to their own client, and its server then waits an hour for an answer.
             return Message(reply.error, reply_to=message)
         echoed = tuple(
@@ -87,11 +87,11 @@ class ObservedApp:
             if any(record == each for each in came.values())
         )
         about = replace(about, replied=described(reply.content), echoed=echoed)
-        self._write(about, actions, noises, parameters_of(reply))
+        self._write(about, actions, noises, reply)
         return reply
 
-    def _write(self, answer: Answer, actions: list[ModAction], noises: Noises, left: Vector) -> None:
-        observed = (*noises.local(left), *noises.engines)
+    def _write(self, answer: Answer, actions: list[ModAction], noises: Noises, left: Message | None = None) -> None:
+        observed = (*noises.local(left), *noises.engines(left))
         whole = replace(answer, actions=tuple(actions), noises=observed, stated=tuple(noises.stated))
         (self.folder / ANSWERS).mkdir(parents=True, exist_ok=True)
         append_line(self.folder / ANSWERS / f"{answer.client}.jsonl", json.dumps(asdict(whole), default=str))
