@@ -106,7 +106,7 @@ def best_decisions(
     _refuse(victim, observation, candidates)
     dtype = next(iter(victim.parameters.values())).dtype
     scene = Scene.of(network, observation.settings, dtype)
-    normalised, truth = ((part.to(scene.mean) - scene.mean) / scene.std for part in (candidates.images, images))
+    normalised, truth = (scene.normalised(part) for part in (candidates.images, images))
     optima = []
     for number, label in enumerate(labels):
         listed = candidates.alike(number, label, labels_known)
@@ -252,7 +252,7 @@ def _public_images(scene: Scene) -> Tensor:
     """Images (P, C, H, W), normalised: public ones, or draws from the prior where there are none."""
     if scene.public_images is not None and len(scene.public_images) >= PUBLIC:
         step = len(scene.public_images) // PUBLIC
-        return (scene.public_images[::step][:PUBLIC].to(scene.mean) - scene.mean) / scene.std
+        return scene.normalised(scene.public_images[::step][:PUBLIC])
     return Whitening(scene.prior, scene.shape).images(fixed_normal(SEED, PUBLIC, *scene.shape).to(scene.mean))
 
 
@@ -322,7 +322,7 @@ def run_candidates(
     losses = torch.stack([pick.loss for pick in picks])
     report(1, losses)
     return Outcome(
-        images=(torch.stack(chosen).to(scene.mean) - scene.mean) / scene.std,
+        images=scene.normalised(torch.stack(chosen)),
         labels=torch.stack([pick.labels for pick in picks]),
         losses=losses,
         iterations=torch.ones(len(rows), dtype=torch.int64),
@@ -332,7 +332,7 @@ def run_candidates(
 
 def _pick(scene: Scene, victim: Victim, config: CandidateSettings) -> _Pick:
     candidates = _candidates(scene, victim)
-    images = (candidates.images.to(scene.mean) - scene.mean) / scene.std
+    images = scene.normalised(candidates.images)
     # For each record and class: how likely the upload is, and how probable the class was before.
     prior = _label_prior(scene, victim, candidates, config)
     numbers, classes = (prior > -torch.inf).nonzero(as_tuple=True)

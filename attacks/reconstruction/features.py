@@ -61,10 +61,8 @@ def read_features(scene: Scene, victim: Victim) -> Features:
         raise AttackRefused(NOT_ONE)
     weight, bias = (f"{name}.weight", f"{name}.bias")
     matrix = torch.cat([victim.gradient[weight], victim.gradient[bias][:, None]], dim=1)
-    deviations = victim.model.mechanism.deviations((weight,))[weight]
-    deviation = math.sqrt(max(victim.noise.variances, default=0.0) * float(deviations.square().mean()))
     count = victim.model.examples
-    spectrum = take_apart(matrix, deviation, count)
+    spectrum = take_apart(matrix, victim.noise_in(weight), count)
     if spectrum.examples != count:
         raise AttackRefused(FEW.format(spectrum.examples, count, scene.classes))
     (labels,) = read_labels(scene, [victim])
@@ -281,7 +279,7 @@ ASUNDER = 0.01  # deviation of the pixels at the start, or images of one label w
 def _from_positions(scene: Scene, victim: Victim, iterations: int) -> Start | None:
     """Images and labels; ``None``: there is no such table, or more than one exact gradient."""
     found = find_patch_table(scene, victim)
-    exact = victim.model.training is None and not max(victim.noise.variances, default=0.0)
+    exact = victim.model.training is None and not victim.noise_variance
     if found is None or not exact or victim.pool or not victim.one_scale:
         return None
     (labels,) = read_labels(scene, [victim])

@@ -172,13 +172,12 @@ class Catch:
 def read_catch(scene: Scene, victim: Victim) -> Catch:
     """Read the classes of which there is a record, and the mean of their features."""
     require_one_gradient(victim, FishingSettings.name)
-    title = f"client {victim.client}, round {victim.round}"
     name, _ = last_layer(scene.network, victim.parameters, scene.shape, scene.classes)
     target = crafted_target(victim.parameters, name)
     if target is None:
-        raise AttackRefused(f"{title}: the parameters that the clients were sent were not made for fishing")
+        raise AttackRefused(f"{victim.title}: the parameters that the clients were sent were not made for fishing")
     if not victim.one_scale:
-        raise AttackRefused(f"{title}: fishing needs weight and bias of the last layer on one scale")
+        raise AttackRefused(f"{victim.title}: fishing needs weight and bias of the last layer on one scale")
     rows, amplitudes = (-victim.gradient[f"{name}.{part}"].double() for part in ("weight", "bias"))
     is_certain = not victim.model.mechanism.protects
     counts = victim.model.examples * amplitudes
@@ -186,8 +185,7 @@ def read_catch(scene: Scene, victim: Victim) -> Catch:
         seen = (counts > 0.5) & ((counts - counts.round()).abs() < WHOLE)
         noise = ROUNDING * rows.square().mean(dim=1).sqrt()
     else:
-        deviations = victim.model.mechanism.deviations((f"{name}.weight",))[f"{name}.weight"]
-        size = math.sqrt(max(victim.noise.variances, default=0.0) * float(deviations.square().mean()))
+        size = victim.noise_in(f"{name}.weight")
         seen = amplitudes > DEVIATIONS * size
         noise = amplitudes.new_full(amplitudes.shape, size)
     seen[silent_class(target, scene.classes)] = False

@@ -315,9 +315,10 @@ def chunks(
         )
 
     # A single row goes in one piece: where a guess on the high side fits, measuring would only take time.
-    each = largest(tried=False) if len(rows) == 1 else whole + 1
-    if each > whole:
-        each = largest(tried=len(rows) > 1 or rows[0].model.examples > 1)
+    alone = len(rows) == 1
+    each = largest(tried=not alone)
+    if alone and each > whole and rows[0].model.examples > 1:
+        each = largest(tried=True)
     if each > whole:
         examples = rows[0].model.examples
         raise AttackRefused(

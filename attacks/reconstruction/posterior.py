@@ -185,7 +185,7 @@ def _open(scene: Scene, victim: Victim, layer: OutputLayer | None, read: Tensor 
     if layer is None or not layer.bias:
         return choices
     heard = victim.gradient[layer.name]
-    deviation = math.sqrt(2 * max(victim.noise.variances))
+    deviation = math.sqrt(2 * victim.noise_variance)
     deviation *= float(victim.model.mechanism.deviations((layer.name,))[layer.name].max())
     near = (heard - heard.min() <= MARGIN * deviation).tolist()
     return [labels for labels, kept in zip(choices, near, strict=True) if kept] or [read]

@@ -94,7 +94,7 @@ class Scene:
         """What images look like: fitted to the public images, or a generic one where there are too few."""
         if self.public_images is None or len(self.public_images) < FEWEST_IMAGES:
             return generic_prior(self.shape, self.mean, self.std)
-        return fit_prior((self.public_images.to(self.mean) - self.mean) / self.std)
+        return fit_prior(self.normalised(self.public_images))
 
     def starts(self, seed: int, attack: str, victim: Victim, restarts: int) -> tuple[Tensor, Tensor]:
         """Draw images (restarts, B, C, H, W), logits (restarts, B, classes), normal; by victim and restart alone."""
@@ -104,6 +104,10 @@ class Scene:
             images.append(torch.randn(victim.model.examples, *self.shape, generator=generator))
             logits.append(torch.randn(victim.model.examples, self.classes, generator=generator))
         return torch.stack(images).to(self.mean), torch.stack(logits).to(self.mean)
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Normalise images (..., C, H, W) of the [0, 1] scale."""
+        return (images.to(self.mean) - self.mean) / self.std
 
     def box(self, images: Tensor) -> Tensor:
         """Move normalised images to the nearest ones with values from 0 to 1 before normalisation."""

@@ -7,6 +7,7 @@ before the round; for several steps, and for Adam, what dummies would send is co
 :func:`unrolled_update`).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -333,9 +334,24 @@ class Victim:
     pool: int = 0  # images that other batches in each round are drawn from; 0: all are of one batch
 
     @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        return f"round {self.round}, client {self.client}"
+
+    @property
     def noise(self) -> Noise:
         """In the upload; see :meth:`UploadModel.noise`."""
         return self.model.noise([value.numel() for value in self.gradient.values()])
+
+    @property
+    def noise_variance(self) -> float:
+        """The largest of a block's noise, standardised; 0: there is none."""
+        return max(self.noise.variances, default=0.0)
+
+    def noise_in(self, name: str) -> float:
+        """Return the noise's deviation in a parameter's gradient; where it differs, in the root mean square."""
+        deviations = self.model.mechanism.deviations((name,))[name]
+        return math.sqrt(self.noise_variance * float(deviations.square().mean()))
 
     @property
     def needs_writing(self) -> bool:
@@ -381,12 +397,12 @@ def prepare_victims(observations: Sequence[Observation], names: Sequence[str], d
     for observation in observations:
         reason = refusal(observation.settings)
         if reason is not None:
-            raise AttackRefused(f"client {observation.client}, round {observation.round}: {reason}")
+            raise AttackRefused(f"{observation.title}: {reason}")
         if set(observation.parameters) != set(names):
             odd = min(set(observation.parameters) ^ set(names))
             raise AttackRefused(
-                f"client {observation.client}, round {observation.round}: the observed parameters are not those of the "
-                f"network; {odd!r} is in one of them only"
+                f"{observation.title}: the observed parameters are not those of the network; {odd!r} is in one of them "
+                "only"
             )
         redistribution = None
         if observation.redistribution is not None:

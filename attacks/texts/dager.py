@@ -590,9 +590,7 @@ def _samples(scene: TextScene, network: nn.Module, probes: Sequence[ProbedLayers
 
 def _deviation(victim: Victim, probe: ProbedLayers) -> float:
     """The largest deviation of the mechanism's noise in the probe's gradients; 0: there is none."""
-    variance = max(victim.noise.variances, default=0.0)
-    deviations = victim.model.mechanism.deviations(probe.weights)
-    return max(math.sqrt(variance * float(deviations[name].square().mean())) for name in probe.weights)
+    return max(map(victim.noise_in, probe.weights))
 
 
 def _drifts(scene: TextScene, victim: Victim, network: nn.Module, probes: Sequence[ProbedLayers]) -> dict[str, float]:

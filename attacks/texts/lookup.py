@@ -144,7 +144,7 @@ def _positions(scene: TextScene, victim: Victim) -> Tensor | None:
 def _variance(victim: Victim, name: str) -> float:
     """Of the noise in one number of a tensor, in gradient space."""
     deviation = float(victim.model.mechanism.deviations((name,))[name].max())
-    return max(victim.noise.variances) * deviation**2
+    return victim.noise_variance * deviation**2
 
 
 def _length(positions: Tensor, noise: float) -> int | None:

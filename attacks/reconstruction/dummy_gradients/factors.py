@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fedpriv.core.randomness import fixed_normal
 from fedpriv.gradients import Block, Vector, flattened
-from fedpriv.gradients.operator import total
+from fedpriv.gradients.operator import total, wide
 
 # Matrices of at most so many numbers are stacked, so that all rows go through one call.
 STACKED = 2**16
@@ -179,7 +179,7 @@ def _multiply(matrix: Tensor, inputs: Tensor, errors: Tensor) -> tuple[Tensor, T
 
 def _low_rank(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return (out, r) and (in, r) whose product is the matrix up to rounding, or ``None`` (Halko et al. 2011, 4.1)."""
-    precise = matrix if matrix.device.type == "mps" else matrix.double()
+    precise = wide(matrix)
     sample = precise @ fixed_normal(0, matrix.shape[1], RANK + 2).to(precise)
     if not bool(torch.isfinite(sample).all()):
         return None

@@ -189,6 +189,10 @@ class Network:
             self._casts[dtype] = Network(copy.deepcopy(self.trainable).to(dtype), self._loss)
         return self._casts[dtype]
 
+    def widened(self) -> "Network":
+        """Return the same network in float64, where its device has that."""
+        return self.cast(torch.float32 if self.device.type == "mps" else torch.float64)
+
     @property
     def model(self) -> nn.Module:
         """The network itself, with the parameters that it came with; not to be changed."""
@@ -456,11 +460,10 @@ def _obstacle(network: Network, shape: torch.Size, classes: int) -> str:
         return f"{network.coupled[0]} mixes the examples of a batch"
     if network.is_plain:
         return ""  # the trial would take as long as 30 steps
-    wide = torch.float32 if network.device.type == "mps" else torch.float64
-    network = network.cast(wide)
+    network = network.widened()
     generator = torch.Generator().manual_seed(PROBE)
-    images = torch.randn(PROBED, *shape, generator=generator).to(network.device, wide)
-    labels = torch.randn(PROBED, classes, generator=generator).softmax(dim=1).to(network.device, wide)
+    images = torch.randn(PROBED, *shape, generator=generator).to(network.device, network.dtype)
+    labels = torch.randn(PROBED, classes, generator=generator).softmax(dim=1).to(network.device, network.dtype)
     model = copy.deepcopy(network.trainable)
     with torch.no_grad():
         for value in model.parameters():

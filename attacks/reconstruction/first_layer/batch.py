@@ -58,12 +58,12 @@ def find_input_layer(network: Network, parameters: Vector, shape: tuple[int, int
     ]
     if not candidates:
         return None
-    wide = torch.float32 if network.device.type == "mps" else torch.float64
-    network = network.cast(wide)
-    parameters = {name: value.to(wide) for name, value in parameters.items()}
+    network = network.widened()
+    parameters = {name: value.to(network.dtype) for name, value in parameters.items()}
     generator = torch.Generator().manual_seed(LAYER_PROBE)
     images, plane, step = (
-        torch.randn(*size, generator=generator).to(network.device, wide) for size in ((4, *shape), (pixels,), (pixels,))
+        torch.randn(*size, generator=generator).to(network.device, network.dtype)
+        for size in ((4, *shape), (pixels,), (pixels,))
     )
     trial = _Trial(network, parameters, images, plane / plane.norm(), 0.1 * step)
     found = (each for each in candidates if trial.multiplies(*each))
@@ -683,17 +683,15 @@ def first_layer_errors(scene: Scene, victim: Victim, bias: str, images: Tensor, 
 
 def _scales(victim: Victim, layer: InputLayer) -> list[float]:
     """What each upload's rows are multiplied with for equal noise, or equal rounding errors where there is none."""
-    if max(victim.noise.variances, default=0.0) > 0:
+    if victim.noise_variance > 0:
         return [math.sqrt(upload.model.releases / victim.model.releases) for upload in victim.uploads]
     sizes = [float(layer.gradients(upload.gradient)[0].norm()) for upload in victim.uploads]
     return [sizes[0] / size if size > 0 and sizes[0] > 0 else 1.0 for size in sizes]
 
 
 def _spectrum(victim: Victim, layer: InputLayer, matrix: Tensor) -> Spectrum:
-    deviations = victim.model.mechanism.deviations((layer.weight,))[layer.weight]
-    public = math.sqrt(max(victim.noise.variances, default=0.0) * float(deviations.square().mean()))
     try:
-        spectrum = take_apart(matrix, public, victim.pool or victim.model.examples)
+        spectrum = take_apart(matrix, victim.noise_in(layer.weight), victim.pool or victim.model.examples)
     except ValueError as error:
         raise AttackRefused(str(error)) from None
     if spectrum.examples == 0:

@@ -370,7 +370,7 @@ def read_patches(scene: Scene, victim: Victim) -> Patched | None:
     products = victim.gradient[found.kernels].double().flatten(1)
     left, sizes, right = torch.linalg.svd(errors, full_matrices=False)
     told = int((sizes > ROUNDING * sizes[0]).sum())
-    noisy = max(victim.noise.variances, default=0.0) > 0
+    noisy = victim.noise_variance > 0
     if told < ENOUGH * found.count or (noisy and told == len(errors)):  # equations that always have a solution
         return None
     patches = right[:told].mT @ ((left[:, :told].mT @ products) / sizes[:told, None])

@@ -139,9 +139,9 @@ class FeatureReader:
     @staticmethod
     def of(scene: Scene, victim: Victim, layer: str) -> "FeatureReader":
         """Take the layers with the parameters that the client was sent."""
-        wide = torch.float32 if scene.network.device.type == "mps" else torch.float64
-        parameters = {name: value.to(wide) for name, value in victim.parameters.items()}
-        return FeatureReader(scene, scene.network.cast(wide), parameters, layer)
+        network = scene.network.widened()
+        parameters = {name: value.to(network.dtype) for name, value in victim.parameters.items()}
+        return FeatureReader(scene, network, parameters, layer)
 
     def __call__(self, images: Tensor) -> Tensor:
         """What the layer gets (n, F) for images (n, C, H, W)."""
@@ -175,7 +175,7 @@ class FeatureReader:
         if public is None or len(public) < FEWEST_IMAGES:
             many = f"{FEWEST_IMAGES} public images or more"
             raise AttackRefused(f"imprint behind convolutions needs {many} to tell features from noise")
-        images = (public[:MOST_IMAGES].to(self.scene.mean) - self.scene.mean) / self.scene.std
+        images = self.scene.normalised(public[:MOST_IMAGES])
         with torch.no_grad():
             features = torch.cat([self(part.to(self.network.dtype)) for part in images.split(SHOWN)])
         return fit_prior(features[:, :, None, None])

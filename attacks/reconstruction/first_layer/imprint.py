@@ -59,11 +59,10 @@ def require_grants(threat: ThreatModel, attack: type[AttackSettings]) -> None:
 
 def require_one_gradient(victim: Victim, attack: str) -> None:
     """Raise AttackRefused if an upload is anything else than one gradient."""
-    title = f"client {victim.client}, round {victim.round}"
     if victim.model.training is not None:
-        raise AttackRefused(f"{title}: {attack} reads one gradient, and this is an update of local training")
+        raise AttackRefused(f"{victim.title}: {attack} reads one gradient, and this is an update of local training")
     if victim.more:
-        raise AttackRefused(f"{title}: {attack} reads one upload at a time; attack each round's by itself")
+        raise AttackRefused(f"{victim.title}: {attack} reads one upload at a time; attack each round's by itself")
 
 
 def mean_image(scene: Scene) -> Tensor:
@@ -71,8 +70,8 @@ def mean_image(scene: Scene) -> Tensor:
     if scene.public_images is None or len(scene.public_images) == 0:
         shown = scene.mean.new_full(scene.shape, 0.5)
     else:
-        shown = scene.public_images.double().mean(dim=0).to(scene.mean)
-    return (shown - scene.mean) / scene.std
+        shown = scene.public_images.double().mean(dim=0)
+    return scene.normalised(shown)
 
 
 def filled(values: Tensor, filler: Tensor, count: int) -> Tensor:
@@ -405,9 +404,8 @@ def run_imprint(
 def read_imprint(scene: Scene, victim: Victim, layers: ImprintLayers, reader: FeatureReader | None) -> Imprint:
     """Read the images off an upload: of bins that stand out from noise, in the valid range and in their own bin."""
     require_one_gradient(victim, ImprintSettings.name)
-    title = f"client {victim.client}, round {victim.round}"
     if not is_crafted(victim.parameters, layers):
-        raise AttackRefused(f"{title}: the parameters that the clients were sent were not made for imprint")
+        raise AttackRefused(f"{victim.title}: the parameters that the clients were sent were not made for imprint")
     rows = ImprintRows.of(victim, layers)
     rounding = ROUNDINGS * torch.finfo(victim.gradient[layers.bias].dtype).eps * float(rows.bias.abs().max())
     steps = rows.steps
