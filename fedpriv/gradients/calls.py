@@ -190,7 +190,16 @@ def hidden_parameters(total: Tensor, trained: Mapping[str, Tensor]) -> list[str]
 
 def copied(model: nn.Module) -> nn.Module:
     """Return a deep copy; of what layers keep of earlier passes, in autograd's graph, the numbers alone."""
-    return copy.deepcopy(model, kept_numbers(model))
+    twin = copy.deepcopy(model, kept_numbers(model))
+    keep_hooks(model, twin)
+    return twin
+
+
+def keep_hooks(model: nn.Module, twin: nn.Module) -> None:
+    """Put the hooks on the gradients of a model's parameters on those of its deep copy, which has none."""
+    for value, other in zip(model.parameters(), twin.parameters(), strict=True):
+        for hook in (value._backward_hooks or {}).values():
+            other.register_hook(hook)
 
 
 def kept_numbers(model: nn.Module) -> dict[int, Any]:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.randomness import NoiseStream, NoiseStreams
-from fedpriv.gradients.calls import coupled_layers, dropout_layers
+from fedpriv.gradients.calls import copied, coupled_layers, dropout_layers
 from fedpriv.gradients.dense import DenseGradients, FactoredGradients, Loss, check_losses
 from fedpriv.gradients.factors import Memory
 from fedpriv.gradients.ghost import Entangled, Graph, Route, gradients_of, problem_of_model
@@ -435,7 +435,7 @@ def stacked_model(model: nn.Module) -> StackedModel | Entangled:
     ):
         if names:
             return Entangled(f"{names[0]} {what}")
-    base = copy.deepcopy(model)
+    base = copied(model)
     layers = {name: layer for name, layer in base.named_modules() if _holds_trained(layer)}
     names = [name for name, value in base.named_parameters(remove_duplicate=False) if value.requires_grad]
     if problem := problem_of_model(base):

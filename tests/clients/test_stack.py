@@ -125,6 +125,7 @@ def test_whatever_the_optimiser_and_the_loss(mechanism: str, training: dict[str,
         ("drawing", {}, "computes otherwise with the examples of several models"),
         ("scaling", {}, "computes otherwise with the examples of several models"),
         ("held", {}, "the model (Held) has no rule for many models"),
+        ("hooked", {}, "1.weight has a hook on its gradient"),
     ],
 )
 def test_what_cannot_be_stacked_says_why(
@@ -139,6 +140,12 @@ def test_what_cannot_be_stacked_says_why(
 def mixing(shape: tuple[int, int, int], classes: int) -> nn.Module:
     numbers = shape[0] * shape[1] * shape[2]
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(numbers), nn.Linear(numbers, classes))
+
+
+def hooked(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+    model[1].weight.register_hook(lambda gradient: 2 * gradient)
+    return model
 
 
 def scaling(shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -369,6 +369,22 @@ def test_what_is_kept_from_pass_to_pass_is_found(name: str) -> None:
     refused(KEEPING[name](), r"layer .* changes from pass to pass .* keeps something of earlier passes")
 
 
+@in_one_test("kind", [Model, Dense])
+def test_a_hook_that_keeps_the_gradients_of_earlier_examples_is_found(kind: type[Model]) -> None:
+    """A hook is no part of what ``copy.deepcopy`` makes of a parameter."""
+    model, before = kind(lambda model, h: h), [torch.zeros(())]
+
+    def later(gradient: Tensor) -> Tensor:
+        before.append(gradient.detach().clone())
+        return gradient + before[-2]
+
+    handle = model.first.weight.register_hook(later)
+    refused(model, r"layer first \(Linear\)")
+    handle.remove()
+    model.first.weight.register_hook(lambda gradient: 2 * gradient)
+    accepted(model)
+
+
 def test_tensors_that_are_kept_out_of_a_map_over_examples() -> None:
     """torch cannot use them in the next pass, so that training would end with an error of its own."""
     refused(Dense(running_mean, mean=torch.zeros(WIDTH)), "keeps something of earlier passes")

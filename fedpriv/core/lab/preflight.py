@@ -36,7 +36,7 @@ from fedpriv.core.world import State, World, random_examples
 from fedpriv.data.datasets import unit_scale
 from fedpriv.data.sampling import Sampling
 from fedpriv.gradients import Vector
-from fedpriv.gradients.calls import evaluating, kept_numbers
+from fedpriv.gradients.calls import evaluating, keep_hooks, kept_numbers
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.mechanisms import mechanism_settings
 from fedpriv.server.tap import observe, public_settings
@@ -328,6 +328,7 @@ class _RandomUploads:
             engine = experiment.engine.model_copy(update={"precision": precision})
             kept = kept_numbers(self._world.model)
             model, noise = copy.deepcopy((self._world.model, self._world.forward_noise), kept)
+            keep_hooks(self._world.model, model)
             self._casts[dtype] = replace(
                 self._world,
                 experiment=experiment.model_copy(update={"engine": engine}),
