@@ -44,5 +44,6 @@ for name, model in networks.items():
     second = zero_share(model)
     print(f"{name}: {first:.2%} of the first gradient is zero, {second:.2%} of the second one")
     least, most = EXPECTED[name]
-    assert least <= first <= most and second == 0.0, name
+    # A number that the Mixer adds to all channels is undone by its last norm: its gradient is rounding, or 0.
+    assert least <= first <= most and second < 1e-6, name
 END

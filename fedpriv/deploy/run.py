@@ -63,7 +63,8 @@ def for_deployment(experiment: Experiment, path: Path) -> Experiment:
     folder = DeploymentFolder(path)
     record, clients = folder.read(), experiment.federation.clients
     if clients > record.nodes:
-        more = "COMPOSE_PROFILES=eight" if record.is_contained else f"fedpriv deploy up --nodes {clients}"
+        start = f"fedpriv deploy up --nodes {clients}"
+        more = "COMPOSE_PROFILES=eight FEDPRIV_NODES=8" if record.is_contained else start
         raise experiment.wrong(
             "federation.clients",
             f"the deployment in {folder.path} has {record.nodes} SuperNodes; --set federation.clients={record.nodes}, "
