@@ -68,15 +68,19 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """One picture that is offered for every victim, or one for every class."""
+    """One picture that is offered for every victim, or one for every class, or as many others as a batch has."""
 
-    name: str  # guess-mean, guess-grey or guess-class; of rows guess-mode or guess-class
+    name: str  # guess-mean, guess-grey or guess-class; of rows guess-mode, guess-class or guess-drawn
     image: Tensor  # (C, H, W) on the [0, 1] scale, float32; what is offered where nothing is known of the label
     # (classes, C, H, W), what is offered for a known label; `None`: the same picture for all
     by_class: Tensor | None = None
+    # Public rows (N, 1, 1, features): of these a batch is offered, and paired with the true rows as an attack's are.
+    pool: Tensor | None = None
 
     def offer(self, labels: Tensor) -> Tensor:
         """Return what is offered for victims with these labels (B,): (B, C, H, W)."""
+        if self.pool is not None:
+            return self.pool[torch.linspace(0, len(self.pool) - 1, len(labels)).long()]
         if self.by_class is None:
             return self.image.expand(len(labels), *self.image.shape)
         return self.by_class[labels]
@@ -89,8 +93,8 @@ def guesses(
 
     The mean is the constant that minimises the expected MSE for images drawn like these; the mean of a class is
     that for an adversary who knows the label without any upload. Of rows of a table they are the most frequent
-    value or the median of each column instead, of all rows and of those of a class. ``None`` labels: no guess by
-    class.
+    value or the median of each column instead, of all rows and of those of a class, and a batch of the public rows
+    themselves. ``None`` labels: no guess by class.
     """
     if public_images.ndim != 4 or len(public_images) == 0:
         raise ValueError(f"public images must be (N, C, H, W) with N >= 1; given {tuple(public_images.shape)}")
@@ -109,7 +113,8 @@ def guesses(
 def best_guess_mse(guesses: Sequence[Guess], originals: Tensor, labels: Tensor) -> Tensor:
     """Return the lowest MSE (B,) that any of the guesses reaches at each original (B, C, H, W), in float64."""
     true = originals.cpu().double()
-    errors = [(true - guess.offer(labels).double()).square().flatten(1).mean(dim=1) for guess in guesses]
+    same = (guess for guess in guesses if guess.pool is None)
+    errors = [(true - guess.offer(labels).double()).square().flatten(1).mean(dim=1) for guess in same]
     return torch.stack(errors).amin(dim=0)
 
 
@@ -127,7 +132,7 @@ def recovery_chance(
     tried = public_images[OFFERED : OFFERED + TRIED]
     if len(tried) == 0:
         return 1.0
-    constant = [guess.image for guess in guesses if guess.by_class is None]
+    constant = [guess.image for guess in guesses if guess.by_class is None and guess.pool is None]
     pictures = torch.cat([offered, *(image[None] for image in constant)])
     true = tried.cpu().double().flatten(1)
     bar = torch.stack([(true - image.double().flatten()).square().mean(dim=1) for image in constant]).amin(dim=0)
@@ -146,11 +151,12 @@ def _hits(offered: Tensor, tried: Tensor, bar: Tensor, success_ssim: float, colu
 
 def _row_guesses(rows: Tensor, labels: Tensor | None, classes: int, columns: Sequence[ColumnSpec]) -> tuple[Guess, ...]:
     common = most_frequent(columns, rows)
+    mode, drawn = Guess("guess-mode", common), Guess("guess-drawn", common, pool=rows)
     if labels is None:
-        return (Guess("guess-mode", common),)
+        return mode, drawn
     parts = [rows[labels.cpu() == label] for label in range(classes)]
     by_class = torch.stack([most_frequent(columns, part) if len(part) else common for part in parts])
-    return Guess("guess-mode", common), Guess("guess-class", common, by_class)
+    return mode, Guess("guess-class", common, by_class), drawn
 
 
 def _class_means(images: Tensor, labels: Tensor, classes: int, mean: Tensor) -> Tensor:

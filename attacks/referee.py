@@ -240,7 +240,11 @@ def missed(truth: Truth, attack: str, upload: str, scores: Sequence[Score], *, p
 def score_guesses(
     guesses: Sequence[Guess], truth: Truth, std: Sequence[float], *, perceptual: bool = True, padded: bool = False
 ) -> Scores:
-    """Score the guesses as if they were reconstructions; by definition none recovers anything."""
+    """Score the guesses as if they were reconstructions; by definition none recovers anything.
+
+    Of a batch an attack's rows are paired with the true ones, which alone makes many cells right. So is the guess of
+    other public rows; a single row has none to be paired with.
+    """
     if truth.tokenizer is not None:
         from fedpriv.attacks.texts.referee import score_guessed_sentences  # which only texts need
 
@@ -252,7 +256,12 @@ def score_guesses(
         images = guess.offer(truth.labels)
         if guess.by_class is not None:
             pictures = dict(enumerate(images))
-        about = {**UNMADE, "attack": guess.name, "upload": "none", "recovered": False, "offered": 1}
+        if guess.pool is not None:
+            if len(images) == 1:
+                continue
+            images = images[metrics.match(truth.images, images)]
+        offered = 1 if guess.pool is None else len(images)
+        about = {**UNMADE, "attack": guess.name, "upload": "none", "recovered": False, "offered": offered}
         found, reason = _compared(truth, torch.arange(len(images)), images, std, perceptual=perceptual, padded=padded)
         scores += [scored(truth, number, None, **figures, **about) for number, figures in enumerate(found)]
         reasons.append(reason)

@@ -122,10 +122,11 @@ def is_signal(height: int, width: int) -> bool:
 
 
 def signal_hint(shape: tuple[int, int, int]) -> str:
-    """Say how a network takes signals, where images of this shape (C, H, W) are some; else nothing."""
+    """Say how a network takes signals and rows, where images of this shape (C, H, W) may be some; else nothing."""
     if not is_signal(*shape[1:]):
         return ""
-    return (
+    row = "a row of a table is (B, 1, 1, features): x.flatten(1) suits Linear; " if shape[:2] == (1, 1) else ""
+    return row + (
         "a signal is (B, C, 1, T), of arrays (N, C, T) or (N, T, C) by data.channels: x.squeeze(2) suits Conv1d, "
         "x.squeeze(2).transpose(1, 2) an LSTM with batch_first"
     )

@@ -100,6 +100,9 @@ GHOST: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(144, 7), nn.Sigmoid(), nn.Linear(7, 6, bias=False), nn.GELU(), nn.Linear(6, CLASSES)
     ),
+    "groups of units": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(144, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, CLASSES)
+    ),
     "convolution": convolution(),
     "without bias": convolution(bias=False),
     "stride and padding": convolution(stride=2, padding=(1, 2)),

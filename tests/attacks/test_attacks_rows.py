@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from fedpriv.accounting.estimated import surer
-from fedpriv.attacks.baselines import guesses, most_frequent, row_scores
+from fedpriv.attacks.baselines import best_guess_mse, guesses, most_frequent, row_scores
 from fedpriv.attacks.methods.tabular import TabularSettings
 from fedpriv.attacks.observation import Observation, PublicSettings, read_observation, write_observation
 from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, Reconstruction, Restart, run_attack
@@ -98,6 +98,25 @@ def test_lines_speak_of_rows_and_are_read_back(tmp_path: Path) -> None:
     guessed = score_guesses(guesses(rows(40, 9), columns=COLUMNS), known, (1.0,)).scores
     folder.write_scores((*lines, *guessed))
     assert folder.scores() == (*lines, *guessed) and not any(each.recovered for each in guessed)
+
+
+def test_rows_that_never_saw_an_upload_are_paired_like_an_attacks() -> None:
+    """Pairing alone makes cells right: the same public rows, in any order, must score as an attack that offers them."""
+    public = rows(6, seed=5)
+    known = Truth(
+        1, 4, public[torch.randperm(6, generator=torch.manual_seed(1))], torch.zeros(6).long(), columns=COLUMNS
+    )
+    offers = guesses(public, columns=COLUMNS)
+    drawn = [line for line in score_guesses(offers, known, (1.0,)).scores if line.attack == "guess-drawn"]
+    made = scored(public, known)
+    assert [line.cells for line in drawn] == [line.cells for line in made] and not any(each.recovered for each in drawn)
+    assert all(line.mse == 0 and line.offered == 6 for line in drawn)
+    alone = Truth(1, 4, rows(1), torch.tensor([0]), columns=COLUMNS)
+    assert {line.attack for line in score_guesses(offers, alone, (1.0,)).scores} == {"guess-mode"}
+    # What an attack has to beat, to have recovered a row, is as it was: the most frequent values.
+    assert best_guess_mse(offers, known.images, known.labels).equal(
+        best_guess_mse(offers[:1], known.images, known.labels)
+    )
 
 
 def test_lines_of_images_are_what_they_were() -> None:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedpriv.accounting.proofs import NoProof
+from fedpriv.algorithms.rounds.ledger import upload_warnings
 from fedpriv.attacks.observation import list_observations, read_observation
 from fedpriv.core.config import Experiment
 from fedpriv.core.lab import resume_run, start_run
@@ -203,6 +204,32 @@ def test_public_examples_must_be_there() -> None:
         ({"name": "hgm", "sigma": 4.0, "inflation": 3.0}, "mechanism.inflation is set, but hgm"),
     ],
 )
-def test_a_setting_without_effect_is_a_warning(mechanism: dict[str, object], says: str, tmp_path: Path) -> None:
+def test_a_setting_of_a_mechanism_without_effect_is_a_warning(
+    mechanism: dict[str, object], says: str, tmp_path: Path
+) -> None:
     quiet = experiment(mechanism=mechanism, federation={"rounds": 1})
     assert [text for text in start_run(quiet, tmp_path / "run", "", Silent()).warnings if says in text]
+
+
+@pytest.mark.parametrize(
+    ("section", "unread", "choice", "reads"),
+    [
+        ("training", {"local_epochs": 2}, ("federation", "algorithm", "fedsgd"), "fedavg"),
+        ("training", {"momentum": 0.9}, ("federation", "algorithm", "fedsgd"), "fedavg"),
+        ("training", {"risk": 2.0}, ("training", "loss", "cross-entropy"), "risk-averting"),
+        ("federation", {"server_momentum": 0.9}, ("federation", "server_optimizer", "adam"), "sgd"),
+        ("federation", {"trim": 0.3}, ("federation", "aggregation", "median"), "trimmed-mean"),
+        ("data", {"alpha": 0.1}, ("data", "partition", "iid"), "dirichlet"),
+    ],
+)
+def test_a_setting_that_another_choice_reads_is_a_warning(
+    section: str, unread: dict[str, object], choice: tuple[str, str, str], reads: str
+) -> None:
+    where, key, value = choice
+    for chosen in (value, reads):
+        sections: dict[str, dict[str, object]] = {section: dict(unread)}
+        sections.setdefault(where, {})[key] = chosen
+        said = [line for line in upload_warnings(build_world(experiment(**sections))) if "has no effect" in line]
+        name, given = next(iter(unread.items()))
+        line = f"{section}.{name} = {given!r} has no effect with {where}.{key} = {value!r}; {reads!r} reads it"
+        assert said == ([line] if chosen == value else [])

@@ -394,6 +394,10 @@ def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: s
 def test_an_own_network_that_lacks_the_line_for_signals_is_told_it(own: str) -> None:
     with pytest.raises(InputError, match=r"images of shape \(2, 2, 1, 100\): .*x\.squeeze\(2\) suits Conv1d"):
         build_model(model_settings({"name": f"{own}.nets:convolving"}), (2, 1, 100), 5, seed=0)
+    with pytest.raises(
+        InputError, match=r"a row of a table is \(B, 1, 1, features\): x\.flatten\(1\) suits Linear; a sig"
+    ):
+        build_model(model_settings({"name": f"{own}.nets:wrong_input"}), (1, 1, 19), 5, seed=0)
     network = build_model(model_settings({"name": f"{own}.nets:squeezing"}), (2, 1, 100), 5, seed=0)
     assert network(torch.zeros(3, 2, 1, 100)).shape == (3, 5)
 

@@ -116,7 +116,7 @@ def _group_norm(
     layer: nn.GroupNorm, x: Tensor, error: Tensor, units: tuple[int, int]
 ) -> tuple[DummyFactor, DummyFactor]:
     normal = F.group_norm(x, layer.num_groups, eps=layer.eps)
-    weight, bias = ((part.flatten(2).sum(dim=2)) for part in (error * normal, error.reshape(*x.shape[:2], -1)))
+    weight, bias = (part.reshape(*x.shape[:2], -1).sum(dim=2) for part in (error * normal, error))
     shape = (*units, -1, layer.num_channels)
     return Written(weight.reshape(shape).sum(dim=2)), Written(bias.reshape(shape).sum(dim=2))
 

@@ -19,7 +19,7 @@ from fedpriv.attacks.settings import Access
 from fedpriv.attacks.threat import threat_model
 from fedpriv.core.asked_log import released_rounds, replay, rounds_by_client
 from fedpriv.core.budget import Budget, last_round
-from fedpriv.core.config import Experiment
+from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.plan import Plan
 from fedpriv.core.records import (
     Asked,
@@ -305,6 +305,8 @@ def upload_warnings(world: World) -> tuple[str, ...]:
     check_crafting(world)
     return (
         *_unused(world),
+        *_unread_settings(experiment),
+        *_unread_by_rule(experiment.federation),
         *_ignored_settings(experiment),
         *_masked(experiment),
         *experiment.federation.rule.warnings(experiment.federation.asked),
@@ -355,6 +357,38 @@ def _unreached_rounds(world: World) -> list[str]:
     which = f"round {never[0]}" if len(never) == 1 else f"rounds {', '.join(never)}"
     targets = [f"federation.{key} = {target:g}" for key, target in experiment.federation.targets.items()]
     return [f"{enumerated(targets, 'or')} ends the run after round {end}: {which} of adversary.rounds will not happen"]
+
+
+# What clients and server read with one choice only: section, keys, the choice's section and key, its value.
+_READ_WITH = (
+    ("training", ("optimizer", "momentum", "local_epochs"), ("federation", "algorithm"), "fedavg"),
+    ("training", ("risk",), ("training", "loss"), "risk-averting"),
+    ("federation", ("server_momentum",), ("federation", "server_optimizer"), "sgd"),
+    ("data", ("alpha",), ("data", "partition"), "dirichlet"),
+    ("data", ("shards_per_client",), ("data", "partition"), "shards"),
+)
+
+
+def _unread_settings(experiment: Experiment) -> Iterator[str]:
+    """Settings of training, server and data that another choice would read."""
+    for name, keys, (where, choice), value in _READ_WITH:
+        section, given = getattr(experiment, name), getattr(getattr(experiment, where), choice)
+        for key in keys if given != value else ():
+            if getattr(section, key) != type(section).model_fields[key].default:
+                yield (
+                    f"{name}.{key} = {getattr(section, key)!r} has no effect with {where}.{choice} = {given!r}; "
+                    f"{value!r} reads it"
+                )
+
+
+def _unread_by_rule(federation: FederationConfig) -> Iterator[str]:
+    """Settings of other rules of aggregation."""
+    for kind, key, field in federation.entries():
+        if key not in type(federation.rule).model_fields and getattr(federation, key) != field.default:
+            yield (
+                f"federation.{key} = {getattr(federation, key)!r} has no effect with federation.aggregation = "
+                f"{federation.aggregation!r}; {kind.name!r} reads it"
+            )
 
 
 def _ignored_settings(experiment: Experiment) -> list[str]:

@@ -312,7 +312,7 @@ class _Stage:
             save_pictures(folder, "original", upload.truth, dict(enumerate(upload.truth.images)))
             save_pictures(folder, "guess-class", upload.truth, guessed.pictures)
         tokenizer = None if world.dataset.text is None else world.dataset.text.tokenizer
-        for guess in self.guesses:
+        for guess in (each for each in self.guesses if each.pool is None):
             save_shared(folder, guess.name, guess.image, world.dataset.columns, tokenizer)
         earlier = [line for line in folder.scores() if _source(line) not in self.void]
         scores = _merged(earlier, [line for each in self.scored for line in each.scores])

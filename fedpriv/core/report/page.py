@@ -57,6 +57,7 @@ NAMES = {
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
     "guess-mode": "Guess: most frequent values",
+    "guess-drawn": "Guess: other rows, paired like an attack’s",
     "guess-frequent": "Guess: most frequent tokens",
     "guess-model": "Guess: a language model’s sample",
 }
@@ -506,7 +507,7 @@ def _share_of_cells(view: View) -> list[Tile]:
         if read is None or read[1].share_right is None or read[2].share_right is None:
             continue
         attack, share, guess = read[0], read[1].share_right, read[2].share_right
-        conditions = (("attack", attack), ("guess", f"{percent(guess)}: the most frequent values"))
+        conditions = (("attack", attack), ("guess", f"{percent(guess)}, the best without any upload"))
         cells.append(
             Tile(f"Categories right {how}", percent(share), conditions=conditions, share=share, alarm=share > guess)
         )
