@@ -1,6 +1,6 @@
 """The commands ``fedpriv attack DIR | list | tune``, ``fedpriv audit DIR`` and ``fedpriv probe DIR | list``."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,6 +59,8 @@ _ROWS_ATTACKED = (
     "categories right and each number within 1 %",
     "of 100 rows the original is the nearest, or the one that candidate picks",
 )
+
+_REFUSED, _UNREAD = (("attack ", " refused"), ("", " on ")), "No gradient attack on "  # how reasons begin
 
 AttackNames = Annotated[
     list[str] | None,
@@ -129,6 +131,14 @@ def attack_folder(
         out.print(_results(summary.attacks))
         print_note(_said_of(summary.attacks))
     print_summary(summary, path, as_json)
+    _refuse_without_result(names or (), {each.attack.partition(",")[0] for each in summary.attacks}, summary.refusals)
+
+
+def _refuse_without_result(names: Sequence[str], made: Collection[str], said: Sequence[str]) -> None:
+    """End with the reason where none of the attacks that were named could be made."""
+    if names and set(names).isdisjoint(made):
+        starts = (*(f"{before}{name}{after}" for name in names for before, after in _REFUSED), _UNREAD)
+        raise InputError(next((text for text in said if text.startswith(starts)), f"{', '.join(names)}: no result"))
 
 
 def _attack_tap(
@@ -146,8 +156,10 @@ def _attack_tap(
         raise InputError(f"{folder} is the folder of a tap: --out and --heard do not apply")
     with shown(quiet) as progress:
         summary = attack_tapped(folder, *chosen, progress, seconds or SECONDS)
+    made = chosen[0] if summary.pictures else ()
     if as_json:
         print_json(asdict(summary))
+        _refuse_without_result(chosen[0], made, summary.verdict)
         return
     if summary.attacks:
         out.print(_results(summary.attacks))
@@ -155,6 +167,7 @@ def _attack_tap(
     print_sentences(summary.verdict)
     for picture in summary.pictures:
         print_line(f"{'Picture' if picture.endswith('.png') else 'Found'}: {folder / picture}")
+    _refuse_without_result(chosen[0], made, summary.verdict)
 
 
 @attack_app.command("list")

@@ -75,6 +75,21 @@ def test_other_attacks_on_a_run(here: Path) -> None:
     assert command == ["fedpriv run small.toml", " ".join(["fedpriv", *arguments])]
 
 
+def test_an_attack_that_was_named_and_cannot_be_made_is_an_error(here: Path) -> None:
+    """The report has the reason, too; beside another attack, which has results, it is a remark."""
+    small = SMALL.replace('name = "mlp"\nhidden = [8]\nactivation = "tanh"', 'name = "lenet"').replace(
+        "victims = 2", ""
+    )
+    (here / "lenet.toml").write_text(small)
+    assert fedpriv("run", "lenet.toml", "--out", "lenet", "--quiet", cwd=here).returncode == 0
+    done = fedpriv("attack", "lenet", "--attack", "closed_form", "--quiet", "--out", "refused", cwd=here)
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and done.stdout.rstrip().endswith(f"Report: {Path('refused') / 'report.html'}")
+    assert line.startswith("fedpriv: attack closed_form refused: closed_form needs a network whose first layer")
+    both = ["--attack", "closed_form", "--attack", "dlg"]
+    assert fedpriv("attack", "lenet", *both, "--quiet", "--out", "both", cwd=here).returncode == 0
+
+
 @pytest.mark.parametrize("name", ["guess-frequent", "text_map", "candidate"])
 def test_results_on_sentences_break_no_name_in_80_columns(name: str) -> None:
     nothing = dict.fromkeys(("mse", "mse_normalised", "psnr", "ssim", "lpips", "lpips_reason"))
