@@ -21,6 +21,7 @@ from fedpriv.attacks.reconstruction import AttackJob, AttackRefused, run_attack
 from fedpriv.attacks.referee import score, score_guesses
 from fedpriv.attacks.settings import AttackSettings
 from fedpriv.core.config import Experiment, validated
+from fedpriv.core.errors import InputError
 from fedpriv.core.lab.victims import UploadTarget, truth
 from fedpriv.core.randomness import numpy_stream
 from fedpriv.core.records import Score
@@ -113,6 +114,14 @@ def _experiment(options: argparse.Namespace, model: str, data: str, sigma: float
     return validated(Experiment, tree, "these arguments")
 
 
+def _refuse_uneven(options: argparse.Namespace) -> None:
+    """Refuse what attacks do not simulate: batches of several sizes, and noise in each step of several passes."""
+    if options.examples % options.batch:
+        raise InputError(key="--batch", given=options.batch, allowed=f"a divisor of --examples, {options.examples}")
+    if options.epochs > 1 and any(options.sigmas):
+        raise InputError(key="--sigmas", given=options.sigmas, allowed="0, with several --epochs")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one line of JSON for each guess and attack in each case."""
     parser = StudyParser("studies.uploads", __doc__)
@@ -134,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=whole(0), default=11)
     parser.add_argument("--prior", default="", help="file of a trained prior, for closed_form and iga")
     with parser.parsed(arguments) as options:
+        _refuse_uneven(options)
         list(_settings(options))  # wrong ones end it before anything is measured
         for case in product(options.models, options.data, options.sigmas):
             for row in measure(options, *case):

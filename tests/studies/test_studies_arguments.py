@@ -40,6 +40,8 @@ def test_an_unknown_option_is_named(study: str, capsys: pytest.CaptureFixture[st
         ("dager --uploads 1" + 5000 * "0", "0...': expected a whole number of 1 or more"),
         ("uploads --models nothing --victims 1", "model.name = 'nothing':"),
         ("uploads --data nothing --victims 1", "data.name = 'nothing':"),
+        ("uploads --examples 3 --batch 2", "--batch 2: a divisor of --examples, 3"),
+        ("uploads --epochs 2 --sigmas 0.1", "--sigmas [0.1]: 0, with several --epochs"),
         (f"uploads --steps {10**17}", f"iterations = {10**17}:"),
         ("zoo --only nothing", "--only nothing: no row has such a name; try 'timm/*'"),
         ("zoo --parts steps,nothing", "'nothing' is not known; allowed: steps, attacks, opacus"),
