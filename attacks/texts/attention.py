@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
-from fedpriv.attacks.texts.soft import lookup_layers
+from fedpriv.attacks.texts.soft import lookup_layers, token_tables
 from fedpriv.core.names import END, START
 from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import copied, until_the_end
@@ -106,9 +106,8 @@ SMALLER = 0.03  # a vector, next to which a norm's epsilon is not nothing
 
 def position_layers(network: nn.Module, vocabulary: int) -> list[nn.Module]:
     """Return the embeddings that are not of tokens: of positions, and of kinds of tokens."""
-    return [
-        layer for layer in network.modules() if isinstance(layer, nn.Embedding) and layer.num_embeddings != vocabulary
-    ]
+    tables = token_tables(network, vocabulary).values()
+    return [layer for layer in network.modules() if isinstance(layer, nn.Embedding) and layer not in tables]
 
 
 def inputs_scaled(

@@ -17,7 +17,7 @@ from fedpriv.attacks.reconstruction.results import AttackRefused
 from fedpriv.attacks.reconstruction.upload_model import Victim
 from fedpriv.attacks.texts.scene import TextScene, padded
 from fedpriv.attacks.texts.scoring import Language
-from fedpriv.attacks.texts.soft import table_factor, table_name
+from fedpriv.attacks.texts.soft import table_factor, table_name, token_tables
 
 ABOVE = 5.0  # standard deviations by which the energy of a row that was looked up is above that of others
 LEAST = 1e-12  # of the largest energy, where there is no noise
@@ -77,7 +77,7 @@ def read_lookup(scene: TextScene, victim: Victim) -> Lookup:
     name = table_name(scene.model, scene.format.vocabulary)
     if name not in victim.gradient:
         raise AttackRefused(f"the upload has no gradient of the table of tokens, {name}: it is frozen")
-    table, positions = victim.gradient[name].double(), _positions(scene, victim)
+    table, positions = victim.gradient[name][: scene.format.vocabulary].double(), _positions(scene, victim)
     factor = table_factor(scene.with_parameters(victim.parameters), scene.format.vocabulary)
     # Rows of both tables add up only as what the network itself is given at a place.
     table, positions = (table, None) if factor is None else (table / factor, positions)
@@ -129,12 +129,11 @@ def _without_predictions(
 
 def _positions(scene: TextScene, victim: Victim) -> Tensor | None:
     """The gradient of the table of positions, (T, width), in float64."""
+    tables = token_tables(scene.model, scene.format.vocabulary)
     found = [
         f"{name}.weight"
         for name, layer in scene.model.named_modules()
-        if isinstance(layer, nn.Embedding)
-        and layer.num_embeddings != scene.format.vocabulary
-        and layer.num_embeddings >= scene.length
+        if isinstance(layer, nn.Embedding) and name not in tables and layer.num_embeddings >= scene.length
     ]
     if len(found) != 1 or found[0] not in victim.gradient:
         return None

@@ -26,6 +26,7 @@ from fedpriv.data.tokenizers import next_targets
 Kind = Literal["probabilities", "vectors"]
 
 WRAPPED = ".base_layer"  # as which adapters of peft hold the layer that they add to
+SPARE = (8, 128)  # rows that a table may have to spare: an eighth of the tokens, and as many as fill a block
 ROUNDING = 1e-5  # of the largest number of a table, computed in float32
 
 
@@ -76,13 +77,18 @@ def _all_vectors(lookup: nn.Module, vocabulary: int, device: torch.device) -> Te
     return vectors[0]
 
 
+def token_tables(model: nn.Module, vocabulary: int) -> dict[str, nn.Embedding]:
+    """The embeddings with a row for each token, by name; where none has as many rows, those with few to spare."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Embedding)}
+    for most in (vocabulary, vocabulary + vocabulary // SPARE[0] + SPARE[1]):
+        if found := {name: layer for name, layer in layers.items() if vocabulary <= layer.num_embeddings <= most}:
+            return found
+    return {}
+
+
 def _tables(model: nn.Module, vocabulary: int) -> list[str]:
-    """The names of the layers that hold the table of the tokens' vectors, with a row for each; one table alone."""
-    found = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Embedding) and layer.num_embeddings == vocabulary
-    }
+    """The names of the layers that hold the table of the tokens' vectors, one table alone."""
+    found = token_tables(model, vocabulary)
     bags = [name for name, layer in model.named_modules() if isinstance(layer, nn.EmbeddingBag)]
     if bags and not found:
         raise AttackRefused(
@@ -100,7 +106,7 @@ def _tables(model: nn.Module, vocabulary: int) -> list[str]:
 
 
 def table_name(model: nn.Module, vocabulary: int) -> str:
-    """Return the name of the table of the tokens' vectors: an embedding with a row for each."""
+    """Return the name of the table of the tokens' vectors: an embedding with a row for each, and maybe spare ones."""
     return f"{_tables(model, vocabulary)[0]}.weight"
 
 
@@ -118,7 +124,7 @@ def token_vectors(model: nn.Module, vocabulary: int) -> Tensor:
 
 def table_factor(model: nn.Module, vocabulary: int) -> float | None:
     """Return by what the rows of the table are multiplied; ``None``: its layer does something else to them."""
-    table = model.get_parameter(table_name(model, vocabulary)).detach().double()
+    table = model.get_parameter(table_name(model, vocabulary)).detach()[:vocabulary].double()
     vectors = token_vectors(model, vocabulary).double()
     if torch.equal(table, vectors):
         return 1.0

@@ -34,7 +34,7 @@ from fedpriv.attacks.texts.scoring import (
     trained_network,
 )
 from fedpriv.attacks.texts.search import Ground, Vectors, crossed, rearranged, reordered, replaced, shortened
-from fedpriv.attacks.texts.soft import soft_network, table_name
+from fedpriv.attacks.texts.soft import soft_network, table_name, token_tables
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import ATTACKS
@@ -424,6 +424,24 @@ def test_vectors_lead_to_tokens_of_the_sentence(attack: str, least: int) -> None
     (found,) = read(attacked(attack, model, heard, iterations=80))
     # Of nine tokens, out of 200; three by chance have a probability below 0.01.
     assert (Counter(found) & Counter(bare(tokens[0]))).total() >= least
+
+
+@in_one_test("attack", ["lookup", "tag", "lamp", "text_map", "dager"])
+def test_spare_rows_of_the_table_change_nothing(attack: str) -> None:
+    """As of most networks in use, whose tables end at a multiple of 64."""
+    read_of = []
+    for rows in (VOCABULARY, 256):
+        model, (tokens, labels) = network("encoder" if attack == "dager" else "gpt"), (sentences(1), torch.tensor([1]))
+        (name,) = token_tables(model, VOCABULARY)
+        spare = torch.randn(rows - VOCABULARY, model.get_submodule(name).embedding_dim)
+        model.set_submodule(
+            name, nn.Embedding.from_pretrained(torch.cat([model.get_parameter(f"{name}.weight"), spare]))
+        )
+        model.requires_grad_()
+        heard = observed(model, gradient(model, tokens, labels), public_settings(1, "classify"))
+        few = {key: 5 for key in ("iterations", "kicks") if key in ATTACKS[attack].model_fields}
+        read_of.append(read(attacked(attack, model, heard, **few)))
+    assert read_of[0] == read_of[1] and read_of[0][0]
 
 
 def test_labels_that_are_known_stay() -> None:
