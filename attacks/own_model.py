@@ -550,6 +550,7 @@ def reconstruct(
     """
     wanted("model", model, isinstance(model, nn.Module), "an instance of torch.nn.Module")
     wanted("progress", progress, progress is None or callable(progress), "None, or a function of three numbers")
+    model = _bare(model)
     given: dict[str, Any] = {
         "batch_size": batch_size,
         "local_steps": local_steps,
@@ -607,6 +608,13 @@ def reconstruct(
         advice = "the assumed range of the model's inputs; give value_range = (lowest, highest) if it is wrong"
         warnings.warn(f"{clipped}, {advice}", AttackWarning, stacklevel=2)
     return on_scale(reconstruction, bounds, clipped)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """What is inside a wrapper of Opacus, as a copy: its hooks need what a copy's parameters lack."""
+    is_wrapped = hasattr(model, "to_standard_module")
+    bare: nn.Module = copied(model).to_standard_module() if is_wrapped else model  # type: ignore[operator]
+    return bare
 
 
 def _repeated(repeats: Sequence[tuple[Arrays, Arrays]], model: nn.Module) -> Iterator[tuple[Vector, Vector]]:

@@ -634,6 +634,21 @@ def table_row() -> tuple[nn.Module, Tensor, list[Tensor]]:
     return model, row, list(torch.autograd.grad(loss, list(model.parameters())))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_network_in_opacus_wrapper_is_attacked_as_what_is_inside() -> None:
+    """Under either's names; the wrapper goes on computing gradients of single examples."""
+    wrapper = pytest.importorskip("opacus").GradSampleModule
+    model, row, gradients = table_row()
+    bare = reconstruct(model, F.cross_entropy, gradients, (1, 1, 12), iterations=3)
+    wrapped = wrapper(model)
+    for names in (dict(model.named_parameters()), dict(wrapped.named_parameters())):
+        upload = dict(zip(names, gradients, strict=True))
+        found = reconstruct(wrapped, F.cross_entropy, upload, (1, 1, 12), iterations=3)
+        assert torch.equal(found.images, bare.images)
+    wrapped(row.view(1, 1, 1, 12)).sum().backward()
+    assert all(len(value.grad_sample) == 1 for value in model.parameters())
+
+
 @pytest.mark.parametrize("attack", ["dlg", "closed_form"])
 def test_a_row_of_a_table_needs_its_range(attack: str) -> None:
     model, row, gradients = table_row()
