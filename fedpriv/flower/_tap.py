@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,18 @@ def tap(near: str | Path) -> Mod:
     return Tap(own or TapSettings(), Path(near).absolute().parent)
 
 
+@dataclass(frozen=True, eq=False)
+class _Watched:
+    """A message, and what is watched while the app answers it."""
+
+    about: Exchange  # what is known before the answer
+    sent: Vector  # its arrays
+    seen: Seen  # the training
+    noises: Noises  # of other libraries
+    answers: int  # to messages of this type, this one included
+    run: int  # the run's number
+
+
 @dataclass(frozen=True)
 class Tap:
     """A mod of these settings; the model is looked for in the app's folder, too, and in those above it."""
@@ -98,7 +110,7 @@ class Tap:
         about, sent = self._message(message, context, heard)
         later, shapes = waiting(), {name: tuple(value.shape) for name, value in sent.items()}
         with watching(shapes) as seen, hearing_noise(message, sent) as noises:
-            write = partial(self._told, about, sent, seen, partial(self._others, noises, answers), context.run_id)
+            write = partial(self._told, _Watched(about, sent, seen, noises, answers, context.run_id))
             if later is not None:
                 later.append(write)
             reply = call_next(message, context)
@@ -128,39 +140,30 @@ class Tap:
         except (InputError, ValueError) as error:
             return replace(about, unattacked=about.unattacked or str(error)), {}
 
-    def _told(
-        self,
-        about: Exchange,
-        sent: Vector,
-        seen: Seen,
-        others: Callable[[Exchange, Vector, Seen, Message], ReleasedUpdate | None],
-        run: int,
-        reply: Message,
-        released: ReleasedUpdate | None,
-    ) -> None:
+    def _told(self, watched: _Watched, reply: Message, released: ReleasedUpdate | None) -> None:
         """Write down a reply; what goes wrong is told, and changes nothing for the app."""
         try:
-            seen.released = released or others(about, sent, seen, reply)
-            self._write(about, sent, seen, run, reply)
+            watched.seen.released = released or self._others(watched, reply)
+            self._write(watched, reply)
         except (InputError, OSError, ValueError) as error:
-            _LOG.error("fedpriv tap: client %d, nothing was written: %s", about.client, error)
+            _LOG.error("fedpriv tap: client %d, nothing was written: %s", watched.about.client, error)
 
-    def _others(
-        self, noises: Noises, answers: int, about: Exchange, sent: Vector, seen: Seen, reply: Message
-    ) -> ReleasedUpdate | None:
+    def _others(self, watched: _Watched, reply: Message) -> ReleasedUpdate | None:
         """The noise of other libraries in a reply to train; a mechanism of ours is claimed alone."""
+        about, sent, seen = watched.about, watched.sent, watched.seen
         moving = {name: sent[name] for name in seen.trained or moved(sent)}
         if not moving or not about.type.startswith("train"):
             return None
         steps = max(self.settings.local_steps or 0, seen.step_count)
-        return others_noise(noises, self.settings.noise, about.client, answers, moving, steps, reply)
+        return others_noise(watched.noises, self.settings.noise, about.client, watched.answers, moving, steps, reply)
 
-    def _write(self, about: Exchange, sent: Vector, seen: Seen, run: int, reply: Message) -> None:
+    def _write(self, watched: _Watched, reply: Message) -> None:
         if reply.has_error():
             raise InputError(f"the client failed: {reply.error.reason}")
         runs = Path(os.environ.get("FEDPRIV_RUNS") or self.settings.folder)
-        folder = (runs / f"tap-{run}").absolute()
-        exchange, observation, arrays = self._exchange(about, sent, seen, reply)
+        folder = (runs / f"tap-{watched.run}").absolute()
+        seen = watched.seen
+        exchange, observation, arrays = self._exchange(watched.about, watched.sent, seen, reply)
         with writing_to(folder):
             for name in ("observations", MESSAGES, TRUTH, LEDGER):
                 (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)

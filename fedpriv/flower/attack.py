@@ -370,10 +370,7 @@ def _looked_at(
         found = revealed(folder, exchange, observations.get(exchange.stem), records_of(tapped, exchange.client))
         lines += found.sentences
         if found.inputs is not None:
-            path = f"reconstructions/{exchange.stem}-inputs.safetensors"
-            with writing(""):
-                (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
-                write_whole(folder / path, save({"inputs": found.inputs}))
+            path = _keep(folder, f"{exchange.stem}-inputs.safetensors", save({"inputs": found.inputs}))
             lines.append(f"{exchange.title}: these vectors are in {path}.")
     if len(shown) < len(others):
         lines.append(f"{len(others) - len(shown)} further replies are not shown: --victim ROUND-CLIENT shows one.")
@@ -554,16 +551,20 @@ def _scored(victim: _TappedVictim, judge: Truth, reconstruction: Reconstruction,
 
 def _pictured(folder: Path, victim: _TappedVictim, reconstruction: Reconstruction, name: str) -> str:
     """Write originals, where they are known, above what the attack made of them, in no order; rows and tokens alone."""
-    path = f"reconstructions/{reconstruction.round:04d}-{reconstruction.client:04d}-{name}"
+    stem = f"{reconstruction.round:04d}-{reconstruction.client:04d}-{name}"
     if victim.about.kind != "image":
-        path, data = f"{path}.safetensors", save({"examples": reconstruction.images.contiguous()})
-    else:
-        judge = victim.judge
-        rows = [reconstruction.images] if judge is None else [judge.images, reconstruction.images]
-        strips = [torch.cat([*row[:16].cpu()], dim=2) for row in rows]
-        wide = max(strip.shape[2] for strip in strips)
-        padded = [torch.nn.functional.pad(strip, (0, wide - strip.shape[2])) for strip in strips]
-        path, data = f"{path}.png", png(torch.cat(padded, dim=1))
+        return _keep(folder, f"{stem}.safetensors", save({"examples": reconstruction.images.contiguous()}))
+    judge = victim.judge
+    rows = [reconstruction.images] if judge is None else [judge.images, reconstruction.images]
+    strips = [torch.cat([*row[:16].cpu()], dim=2) for row in rows]
+    wide = max(strip.shape[2] for strip in strips)
+    padded = [torch.nn.functional.pad(strip, (0, wide - strip.shape[2])) for strip in strips]
+    return _keep(folder, f"{stem}.png", png(torch.cat(padded, dim=1)))
+
+
+def _keep(folder: Path, name: str, data: bytes) -> str:
+    """Write what was reconstructed, and return where in the folder it is."""
+    path = f"reconstructions/{name}"
     with writing(""):
         (folder / "reconstructions").mkdir(exist_ok=True, mode=0o700)
         write_whole(folder / path, data)

@@ -12,7 +12,7 @@ that scale each number by its own history (Adam, RMSprop, Adagrad) leave the inp
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 from fedpriv.attacks.observation import Observation
 from fedpriv.core.errors import some_of
 from fedpriv.core.numbers import several
-from fedpriv.flower.arrays import update_of
+from fedpriv.flower.arrays import STATISTICS, update_of
 from fedpriv.flower.folder import MADE, MESSAGES, Exchange, read_arrays
 from fedpriv.flower.inference import Leaf, Records, inferred
 from fedpriv.gradients import Vector
@@ -32,6 +32,8 @@ _SAME = 1e-3  # by which two ratios differ at most, over their norm, that are on
 _ALL_SAME = 1e-2  # where all neurons agree, which chance does not make
 _FEW = 256  # values of an array that was quantised
 _SHOWN = 6  # arrays that are no updates, each with its first numbers
+
+_Document = tuple[str, bytes, object]  # name, bytes, and what they say as JSON, less the trees that the server sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +55,10 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
     if exchange.unattacked:
         lines.append(f"No gradient attack: {exchange.unattacked}.")
     examples = None if observation is None else observation.settings.examples
+    documents = _documents(arrays)
     lines += [*_counts(exchange, examples), *_values(arrays, update)]
-    found, splits, trees = None, dict[int, list[float]](), list[list[Leaf]]()
-    sent = (bytes(value.tolist()) for value in _part(arrays, "sent/").values() if value.dtype == torch.uint8)
-    known = {_mark(tree) for data in sent for tree in _dictionaries(_parsed(data)) if "left_children" in tree}
-    for name, value in sorted(arrays.items()):
-        if value.dtype == torch.uint8 and not name.startswith("sent/"):
-            data = bytes(value.tolist())
-            told = _parsed(data, known)
-            lines += _bytes(name.partition("/")[2], data, told)
-            for place, threshold in _splits(told):
-                splits.setdefault(place, []).append(threshold)
-            trees += [leaves for each in _dictionaries(told) if (leaves := _leaves_of(each))]
+    lines += [line for document in documents for line in _bytes(*document)]
+    found = None
     if exchange.summed:
         lines.append("its arrays leave masked: the server has their sum, and metrics and configs in clear.")
     elif exchange.protected:
@@ -72,13 +66,36 @@ def revealed(folder: Path, exchange: Exchange, observation: Observation | None, 
         bounded = "a mechanism made its arrays: what they tell is bounded by its ledger."
         lines.append(bounded if ours else f"noise of {exchange.noise} is in its arrays.")
     elif update:
-        lines += [*_size(before, update), *_rows(update), *_labels(exchange, update)]
         found = first_inputs(update)
         is_whole = all(value.ndim <= 2 for value in update.values())  # no convolution made other features of it
+        lines += [*_size(before, update), *_rows(update), *_labels(exchange, update)]
         lines += _inputs(exchange, examples, found, "input" if is_whole else "features")
-    if records is not None and not exchange.summed and (update or splits):
-        lines += [f"{text}." for text in inferred(update, splits, trees, records)]
+    if records is not None and not exchange.summed:
+        lines += _memberships(update, documents, records)
     return Revealed(tuple(f"{exchange.title}: {line}" for line in lines), found)
+
+
+def _documents(arrays: Vector) -> list[_Document]:
+    """The bytes of a reply."""
+    sent = (bytes(value.tolist()) for value in _part(arrays, "sent/").values() if value.dtype == torch.uint8)
+    known = {_mark(tree) for data in sent for tree in _dictionaries(_parsed(data)) if "left_children" in tree}
+    replied = [
+        (name.partition("/")[2], bytes(value.tolist()))
+        for name, value in sorted(arrays.items())
+        if value.dtype == torch.uint8 and not name.startswith("sent/")
+    ]
+    return [(name, data, _parsed(data, known)) for name, data in replied]
+
+
+def _memberships(update: Vector, documents: Sequence[_Document], records: Records) -> Iterator[str]:
+    """Which records were trained on, by the update and by trees."""
+    splits: dict[int, list[float]] = {}
+    for _, _, told in documents:
+        for place, threshold in _splits(told):
+            splits.setdefault(place, []).append(threshold)
+    trees = [leaves for _, _, told in documents for each in _dictionaries(told) if (leaves := _leaves_of(each))]
+    if update or splits:
+        yield from (f"{text}." for text in inferred(update, splits, trees, records))
 
 
 def _update(exchange: Exchange, arrays: Vector, observation: Observation | None) -> tuple[Vector, Vector]:
@@ -148,7 +165,7 @@ def _value(name: str, value: Tensor) -> str:
     flat = value.double().flatten()
     whole = bool((flat == flat.round()).all()) and float(flat.min()) >= 0
     shown = ", ".join(f"{number:g}" for number in flat[:6].tolist())
-    if name.rpartition(".")[2] in ("running_mean", "running_var"):
+    if name.rpartition(".")[2] in STATISTICS[:2]:
         return f"{name} is a mean or variance of what a layer was given."
     if len(flat) > 1 and float(flat.min()) == float(flat.max()):
         return f"{name} leaves as it is: all {len(flat):,} numbers are {flat[0]:g}."

@@ -77,7 +77,7 @@ def _of_noise(by: str, by_client: ByClient, _: Path) -> Iterator[Claim]:
     once = max((proven(own, found.delta) for own in dict.fromkeys(map(tuple, answered))), key=_size)
     said = max(map(_epsilon, stated), default=None)
     of_each, judged = ("", found) if by == "Opacus" else (" of each answer; nothing of several", once)
-    says = "nothing: the app asks no engine" if said is None else f"epsilon {_shown(said)}, delta {delta:g}"
+    says = _ASKS_NONE if said is None else f"epsilon {_shown(said)}, delta {delta:g}"
     yield Claim(
         what=by,
         says=f"{says}{of_each}",
