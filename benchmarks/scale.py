@@ -242,9 +242,8 @@ def messages(model: str, repeats: int) -> dict[str, Any]:
             training={"batch_size": 2},
         )
     )
-    assume_server_identity(1)
     grid = _PackedGrid(client_app(world.secret), clients)
-    federation = Federation(grid, grid.nodes_by_partition(), world, world.experiment.model_dump_json())
+    federation = _federation(world, grid)
     taken = []
     for number in range(1, repeats + 1):
         mean_upload(
@@ -267,9 +266,7 @@ def exchange(hidden: tuple[int, ...], mechanism: dict[str, Any], repeats: int) -
             mechanism=mechanism,
         )
     )
-    assume_server_identity(1)
-    grid = InlineGrid(client_app(world.secret), len(clients))
-    federation = Federation(grid, grid.nodes_by_partition(), world, world.experiment.model_dump_json())
+    federation = _federation(world, InlineGrid(client_app(world.secret), len(clients)))
     pairs = []
     for number in range(1, repeats + warm + 1):
         whole_ = seconds(partial(ask_for_uploads, federation, number, dict.fromkeys(clients, world.initial)))
@@ -328,10 +325,15 @@ def _experiment(**sections: Any) -> Experiment:
     return Experiment.model_validate({"seed": 1, **sections, "adversary": {"attacks": []}, "engine": engine})
 
 
+def _federation(world: World, grid: InlineGrid) -> Federation:
+    """What a server asks clients by; from now on this process is a server."""
+    assume_server_identity(1)
+    return Federation(grid, grid.nodes_by_partition(), world, world.experiment.model_dump_json())
+
+
 def _rounds(world: World, grid: InlineGrid) -> Callable[[], float]:
     """Return what does one round more with each call: exchange, mean and the server's step, without evaluation."""
-    assume_server_identity(1)
-    federation = Federation(grid, grid.nodes_by_partition(), world, world.experiment.model_dump_json())
+    federation = _federation(world, grid)
     optimizer = ServerOptimizer(world.experiment, world.initial)
 
     def round_() -> None:

@@ -25,7 +25,7 @@ from fedpriv.attacks.reconstruction.activations import (
 )
 from fedpriv.attacks.reconstruction.dummy_gradients.network import Network, plain_gradients, twice_differentiable
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, images_of, polish, scaled, take_apart
-from fedpriv.attacks.reconstruction.first_layer.closed_form import find_patch_table
+from fedpriv.attacks.reconstruction.first_layer.closed_form import PatchTable, find_patch_table
 from fedpriv.attacks.reconstruction.labels import find_output_layer, read_labels
 from fedpriv.attacks.reconstruction.lbfgs import differentiable, minimise
 from fedpriv.attacks.reconstruction.matching import opponent_variation
@@ -163,49 +163,64 @@ def read_feature_starts(scene: Scene, victims: Sequence[Victim], iterations: int
 def _invert(scene: Scene, victim: Victim, features: Features, iterations: int) -> Start:
     if time_is_up():
         return Start(torch.zeros(len(features.labels), *scene.shape).to(scene.mean), features.labels)
-    inner = read_activation(scene, victim)
-    if inner is not None:
-        inner = deepened(scene, victim, inner, features)
-    wanted = (features.values if inner is None else inner.values.flatten(1)).to(scene.mean)
-    layer = features.layer if inner is None else inner.layer
-    count = len(wanted)
-    sizes = wanted.square().mean(dim=1).clamp(min=1e-30)
-    apart = sizes if inner is None else inner.apart.to(wanted)
-    hidden = read_contrast(scene.network, victim.parameters, victim.gradient)
-    begin = torch.zeros(count, *scene.shape)
-    if hidden is not None:
+    target = _Target(scene, victim, features)
+    begin = torch.zeros(target.count, *scene.shape)
+    if target.contrast is not None:
         begin = FAINT * torch.randn(begin.shape, generator=torch.Generator().manual_seed(SEED))
-    given = _layer_inputs(scene.network, victim.parameters, layer)
-
-    def distances(images: Tensor, index: Tensor | slice) -> Tensor:
-        made = given(images)
-        if inner is None:
-            return (made - wanted[index]).square().mean(dim=1) / sizes[index]
-        return (1 - F.cosine_similarity(made, wanted[index], dim=1).square()) / apart[index]
-
-    def restored(images: Tensor, *, coarse: bool = False) -> Tensor:
-        if hidden is not None and count == 1:
-            images = hidden.restored(images)
-        elif hidden is not None and coarse:
-            images = TYPICAL**0.5 * images
-        elif hidden is not None:
-            images = hidden.restored(images, _wholes(scene, victim, hidden, images, order(images)))
-        return scene.box(images)
-
-    def order(images: Tensor) -> Tensor:
-        """The label of each image."""
-        return features.labels if inner is None else _labels_of(scene, victim, features, images)
-
     first = min(iterations, COARSE + iterations // 3)
-    coarse = restored(_coarse(scene, begin.to(scene.mean), distances, first, hidden is not None), coarse=True)
-    images = restored(_sharpened(scene, coarse, distances, iterations - first))
-    return Start(images, order(images))
+    coarse = _coarse(scene, begin.to(scene.mean), target.distances, first, target.contrast is not None)
+    coarse = target.restored(coarse) if target.count == 1 else target.typical(coarse)
+    images = target.restored(_sharpened(scene, coarse, target.distances, iterations - first))
+    return Start(images, target.labels(images))
 
 
-def _labels_of(scene: Scene, victim: Victim, features: Features, images: Tensor) -> Tensor:
-    """The labels of images in any order, by the features they are nearest to."""
-    made = _layer_inputs(scene.network, victim.parameters, features.layer)(images).detach()
-    return features.labels[nearest(made, features.values).to(features.labels.device)]
+class _Target:
+    """What a layer got, the last or an earlier one, which images are sought for."""
+
+    def __init__(self, scene: Scene, victim: Victim, features: Features) -> None:
+        self._scene, self._victim, self._features = scene, victim, features
+        inner = read_activation(scene, victim)
+        self._inner = None if inner is None else deepened(scene, victim, inner, features)
+        self.contrast = read_contrast(scene.network, victim.parameters, victim.gradient)  # None: no norm hides it
+        layer, values = features.layer, features.values
+        if self._inner is not None:
+            layer, values = self._inner.layer, self._inner.values.flatten(1)
+        self._given = _layer_inputs(scene.network, victim.parameters, layer)
+        self._wanted = values.to(scene.mean)
+        sizes = self._wanted.square().mean(dim=1).clamp(min=1e-30)
+        self._scales = sizes if self._inner is None else self._inner.apart.to(sizes)
+
+    @property
+    def count(self) -> int:
+        """B, how many images there are."""
+        return len(self._wanted)
+
+    def distances(self, images: Tensor, index: Tensor | slice) -> Tensor:
+        """Return how far images are from what the layer got, which of an earlier one is known up to factors."""
+        made, wanted = self._given(images), self._wanted[index]
+        if self._inner is None:
+            return (made - wanted).square().mean(dim=1) / self._scales[index]
+        return (1 - F.cosine_similarity(made, wanted, dim=1).square()) / self._scales[index]
+
+    def labels(self, images: Tensor) -> Tensor:
+        """Return the label of each image: of images in any order, by the features they are nearest to."""
+        if self._inner is None:
+            return self._features.labels
+        made = _layer_inputs(self._scene.network, self._victim.parameters, self._features.layer)(images).detach()
+        return self._features.labels[nearest(made, self._features.values).to(self._features.labels.device)]
+
+    def typical(self, images: Tensor) -> Tensor:
+        """Return images in the box, with the contrast that most have if a norm hides theirs."""
+        return self._scene.box(images if self.contrast is None else TYPICAL**0.5 * images)
+
+    def restored(self, images: Tensor) -> Tensor:
+        """Return images in the box, with the contrast that a norm hides."""
+        if self.contrast is not None and self.count == 1:
+            images = self.contrast.restored(images)
+        elif self.contrast is not None:
+            shares = _wholes(self._scene, self._victim, self.contrast, images, self.labels(images))
+            images = self.contrast.restored(images, shares)
+        return self._scene.box(images)
 
 
 def _wholes(scene: Scene, victim: Victim, hidden: Contrast, images: Tensor, labels: Tensor) -> Tensor:
@@ -285,37 +300,7 @@ def _from_positions(scene: Scene, victim: Victim, iterations: int) -> Start | No
     (labels,) = read_labels(scene, [victim])
     if labels is None:
         raise AttackRefused(UNKNOWN)
-    one_hot = F.one_hot(labels, scene.classes).to(scene.mean)
-    fixed = {name: value.detach() for name, value in victim.parameters.items()}
-    compared = {
-        name: fixed[name]
-        for name, value in victim.gradient.items()
-        if name in (found.table, found.kernels) or value.ndim == 1
-    }
-
-    def parts(gradient: Vector) -> list[Tensor]:
-        """The differences between patches, then all else."""
-        table = gradient[found.table][0]
-        mean = table[-found.count :].mean(dim=0)
-        others = [value for name, value in gradient.items() if name != found.table]
-        return [table[-found.count :] - mean, mean, table[: -found.count], *others]
-
-    seen = parts({name: victim.gradient[name] for name in compared})
-    sizes = [float(part.square().sum().clamp(min=1e-30)) for part in seen]
-
-    def distances(images: Tensor, index: Tensor | slice) -> Tensor:
-        with twice_differentiable():
-            made = parts(
-                plain_gradients(
-                    lambda leaves, *batch: scene.network.loss(fixed | leaves, *batch), compared, images, one_hot
-                )
-            )
-        differs, *common = (
-            (one - other).square().sum() / size for one, other, size in zip(made, seen, sizes, strict=True)
-        )
-        total: Tensor = differs + COMMON * torch.stack(common).mean()
-        return (total / len(images)).expand(len(images))
-
+    distances = _PatchDistances(scene, victim, found, labels)
     channels, *size = scene.shape
     small = [min(side, SIDE) for side in size]
     begin = ASUNDER * torch.randn(len(labels), channels, *small, generator=torch.Generator().manual_seed(SEED))
@@ -324,9 +309,47 @@ def _from_positions(scene: Scene, victim: Victim, iterations: int) -> Start | No
         return images if small == size else F.interpolate(images, size, mode="bilinear")
 
     def from_small(images: Tensor, index: Tensor | slice) -> Tensor:
-        return distances(enlarged(images), index)
+        return distances(enlarged(images))
 
     return Start(enlarged(_sharpened(scene, begin.to(scene.mean), from_small, iterations, POSITION_RATE)), labels)
+
+
+class _PatchDistances:
+    """How far the gradient of a batch is from the upload: what differs between patches, and all else."""
+
+    def __init__(self, scene: Scene, victim: Victim, found: PatchTable, labels: Tensor) -> None:
+        self._network = scene.network
+        self._found = found
+        self._one_hot = F.one_hot(labels, scene.classes).to(scene.mean)
+        self._fixed = {name: value.detach() for name, value in victim.parameters.items()}
+        self._compared = {
+            name: self._fixed[name]
+            for name, value in victim.gradient.items()
+            if name in (found.table, found.kernels) or value.ndim == 1
+        }
+        self._heard = self._parts({name: victim.gradient[name] for name in self._compared})
+        self._sizes = [float(part.square().sum().clamp(min=1e-30)) for part in self._heard]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the distance of a batch (B, C, H, W), a share for each image (B,)."""
+        with twice_differentiable():
+            made = self._parts(plain_gradients(self._loss, self._compared, images, self._one_hot))
+        differs, *common = (
+            (one - other).square().sum() / size for one, other, size in zip(made, self._heard, self._sizes, strict=True)
+        )
+        total: Tensor = differs + COMMON * torch.stack(common).mean()
+        return (total / len(images)).expand(len(images))
+
+    def _loss(self, leaves: Vector, images: Tensor, labels: Tensor) -> Tensor:
+        return self._network.loss(self._fixed | leaves, images, labels)
+
+    def _parts(self, gradient: Vector) -> list[Tensor]:
+        """The differences between patches, then all else."""
+        table = gradient[self._found.table][0]
+        patches, rest = table[-self._found.count :], table[: -self._found.count]
+        mean = patches.mean(dim=0)
+        others = [value for name, value in gradient.items() if name != self._found.table]
+        return [patches - mean, mean, rest, *others]
 
 
 class _Reached(Exception):

@@ -560,16 +560,7 @@ def run_map(
 
     starts = _starts(scene, rows, images, logits)
     read = _found(scene, rows)
-    settled: list[Ended] = []
-    readable = [start for start in _there(starts, read) if _speaks_for_itself(scene, start.victim)]
-    gated = [start for start in readable if can_be_gated(scene, start.victim)]
-    unread = [replace(start, coordinates=torch.zeros_like(start.coordinates)) for start in gated]  # the prior's mean
-    for part in _parts(scene, [*readable, *_mirrored(scene, readable), *unread]):
-        settled += ImageSearch(scene, config, part, _silent).stay()
-    settled = [
-        *_gated(scene, [result for result in settled if can_be_gated(scene, result.start.victim)], config),
-        *(result for result in settled if not can_be_gated(scene, result.start.victim) and _explains(result)),
-    ]
+    settled = _settled(scene, _there(starts, read), config)
     done = {result.start.row for result in settled}
     starts = _likely(scene, [start for start in starts if start.row not in done])
     annealed: list[SearchStart] = []
@@ -580,16 +571,37 @@ def run_map(
     for part in _parts(scene, starts):
         ended += ImageSearch(scene, config, part, teller(part, len(starts), len(ended), TURNS[1], 1.0)).finish()
     most_probable = _best([*settled, *ended])
-    best = [most_probable[row] for row in range(len(rows))]
-    pictures = scene.box(torch.stack([result.images for result in best]))
-    labels = torch.stack([result.labels for result in best])
-    losses = torch.stack([result.loss for result in best])
-    report(config.iterations, losses)
-    joint = [
+    outcome = _outcome(scene, [most_probable[row] for row in range(len(rows))], config.iterations)
+    report(config.iterations, outcome.losses)
+    return outcome
+
+
+def _settled(scene: Scene, read: Sequence[SearchStart], config: MapSettings) -> list[Ended]:
+    """What is right where searches begin at what was read: of uploads that hardly leave a choice."""
+    readable = [start for start in read if _speaks_for_itself(scene, start.victim)]
+    gated = [start for start in readable if can_be_gated(scene, start.victim)]
+    unread = [replace(start, coordinates=torch.zeros_like(start.coordinates)) for start in gated]  # the prior's mean
+    ended: list[Ended] = []
+    for part in _parts(scene, [*readable, *_mirrored(scene, readable), *unread]):
+        ended += ImageSearch(scene, config, part, _silent).stay()
+    return [
+        *_gated(scene, [result for result in ended if can_be_gated(scene, result.start.victim)], config),
+        *(result for result in ended if not can_be_gated(scene, result.start.victim) and _explains(result)),
+    ]
+
+
+def _outcome(scene: Scene, best: Sequence[Ended], iterations: int) -> Outcome:
+    """What the attack returns, of the best result of each row."""
+    reasons = [
         (JOINT if result.start.labels is None else "", result.note, ENDED if time_is_up() else "") for result in best
     ]
-    notes = tuple("; ".join(text for text in texts if text) for texts in joint)
-    return Outcome(pictures, labels, losses, torch.full((len(rows),), config.iterations), notes)
+    return Outcome(
+        images=scene.box(torch.stack([result.images for result in best])),
+        labels=torch.stack([result.labels for result in best]),
+        losses=torch.stack([result.loss for result in best]),
+        iterations=torch.full((len(best),), iterations),
+        notes=tuple("; ".join(text for text in texts if text) for texts in reasons),
+    )
 
 
 def _best(ended: Iterable[Ended]) -> dict[int, Ended]:

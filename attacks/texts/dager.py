@@ -144,6 +144,11 @@ class KeptTokens:
         """Those of positions before the first that has none."""
         return tuple(takewhile(bool, self.tokens))
 
+    @property
+    def counts(self) -> str:
+        """How many there are, for the note."""
+        return f"{sum(map(len, self.tokens))} tokens kept at {sum(map(bool, self.tokens))} positions"
+
 
 def kept_tokens(
     network: nn.Module,
@@ -430,6 +435,18 @@ _LAYERS = 8  # that see more than single tokens, and are tried: those of the fir
 
 
 @dataclass(frozen=True, eq=False)
+class _Task:
+    """To read one upload."""
+
+    scene: TextScene
+    victim: Victim
+    network: nn.Module  # with the parameters that the client was sent
+    config: DagerSettings
+    stream: torch.Generator
+    progress: Progress
+
+
+@dataclass(frozen=True, eq=False)
 class _Found:
     """Sentences that row spaces hold; ``inner``: beginnings of them; ``how``: for the note."""
 
@@ -440,10 +457,10 @@ class _Found:
 
 def row_spaces(scene: TextScene, victim: Victim, config: DagerSettings, seed: int, progress: Progress) -> Reading:
     """Read the sentences behind one upload; what cannot be read is refused with the reason."""
-    stream = scene.stream(seed, config.name, victim, 0)
     network = scene.with_parameters(victim.parameters)
+    stream = scene.stream(seed, config.name, victim, 0)
     try:
-        return _by_row_spaces(scene, victim, network, config, stream, progress)
+        return _by_row_spaces(_Task(scene, victim, network, config, stream, progress))
     except AttackRefused as refusal:
         tokens = likely_tokens(scene, victim, network)
         if tokens is None or not _are_usable(scene, victim, network, tokens):
@@ -506,19 +523,13 @@ def _token_parts(scene: TextScene, network: nn.Module, probe: ProbedLayers) -> t
     return vectors * allowed[:, None], known[:-1]
 
 
-def _by_row_spaces(
-    scene: TextScene,
-    victim: Victim,
-    network: nn.Module,
-    config: DagerSettings,
-    stream: torch.Generator,
-    progress: Progress,
-) -> Reading:
+def _by_row_spaces(task: _Task) -> Reading:
     """Read the sentences by what the row spaces hold."""
+    scene, victim, network = task.scene, task.victim, task.network
     first, deeper, trouble = _spans(scene, victim, network)
     size, opening = scene.format.vocabulary, scene.opening
-    kept = kept_tokens(network, first, size, scene.length, config.most_tokens, opening, progress)
-    found = _sentences(scene, network, victim, kept, (first, deeper), trouble, config, stream, progress)
+    kept = kept_tokens(network, first, size, scene.length, task.config.most_tokens, opening, task.progress)
+    found = _told_alone(task, kept, deeper) or _put_together(task, kept, first[0], deeper, trouble)
     if not found.whole:
         reason = f"{found.how}: the row space of {deeper[0].probe.layer} holds no sentence"
         held, wanted = (spans[0].spectrum.examples for spans in (deeper, first))
@@ -637,44 +648,38 @@ def _proven(
     return replace(span, sees_first=bool(seen[0]))
 
 
-def _sentences(
-    scene: TextScene,
-    network: nn.Module,
-    victim: Victim,
-    kept: KeptTokens,
-    spans: tuple[Sequence[Span], Sequence[Span]],
-    trouble: str,
-    config: DagerSettings,
-    stream: torch.Generator,
-    progress: Progress,
-) -> _Found:
-    """Put tokens together."""
-    first, deeper = spans
-    counts = f"{sum(map(len, kept.tokens))} tokens kept at {sum(map(bool, kept.tokens))} positions"
-    reach = deeper[0].probe.reach if deeper else "none"
+def _told_alone(task: _Task, kept: KeptTokens, deeper: Sequence[Span]) -> _Found | None:
+    """Sentences that grow token by token, as each beginning is in a row space; or the only one that there is."""
     is_single = kept.placed and all(len(tokens) <= 1 for tokens in kept.tokens)
-    if reach == "prefix":
-        grown = grow(network, deeper, kept, config.most_sentences, progress)
+    if deeper and deeper[0].probe.reach == "prefix":
+        grown = grow(task.network, deeper, kept, task.config.most_sentences, task.progress)
         if grown.whole or not is_single:
-            return _Found(grown.whole, grown.inner, f"{counts}, beginnings tried: {grown.tried}")
+            return _Found(grown.whole, grown.inner, f"{kept.counts}, beginnings tried: {grown.tried}")
     if is_single:
-        return _Found([tuple(tokens[0] for tokens in kept.before_end)], [], f"{counts}: one sentence")
+        return _Found([tuple(tokens[0] for tokens in kept.before_end)], [], f"{kept.counts}: one sentence")
+    return None
+
+
+def _put_together(task: _Task, kept: KeptTokens, first: Span, deeper: Sequence[Span], trouble: str) -> _Found:
+    """Sentences by the first attention, and where these do not explain all, by a search in deeper row spaces."""
+    scene, victim = task.scene, task.victim
     attended: list[Sentence] = []
-    if not scene.is_next and not first[0].noisy:
+    if not scene.is_next and not first.noisy:
         tokens = sorted({token for each in kept.tokens[1:] for token in each})
-        attended = _attended(scene, victim, network, first[0].probe, tokens)
-    if attended and (reach == "none" or _weighed(scene, victim, attended).unexplained <= CERTIFIED):
-        return _Found(attended, [], f"{counts}, put together by the first attention")
-    if reach == "none":
+        attended = _attended(scene, victim, task.network, first.probe, tokens)
+    if attended and (not deeper or _weighed(scene, victim, attended).unexplained <= CERTIFIED):
+        return _Found(attended, [], f"{kept.counts}, put together by the first attention")
+    if not deeper:
         why = trouble or "no deeper layer is trained"
-        raise AttackRefused(f"{counts}, and no deeper layer tells which belong together: {why}")
+        raise AttackRefused(f"{kept.counts}, and no deeper layer tells which belong together: {why}")
     if not kept.placed:
-        raise AttackRefused(f"{counts}, in no order: the network has no positions, and all of them see each other")
-    found, tried = search(network, deeper, kept, victim.model.examples, config.starts, stream, progress)
+        raise AttackRefused(f"{kept.counts}, in no order: the network has no positions, and all of them see each other")
+    starts = task.config.starts
+    found, tried = search(task.network, deeper, kept, victim.model.examples, starts, task.stream, task.progress)
     both = list(dict.fromkeys([*attended, *found]))
     if not both:
-        raise AttackRefused(f"{counts}: of {tried} sentences that were tried the row spaces hold none")
-    return _Found(both, [], f"{counts}, {tried} sentences tried")
+        raise AttackRefused(f"{kept.counts}: of {tried} sentences that were tried the row spaces hold none")
+    return _Found(both, [], f"{kept.counts}, {tried} sentences tried")
 
 
 def _attended(
