@@ -17,8 +17,9 @@ import pytest
 import scipy.stats
 import torch
 from dp_accounting import pld
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping as LegacyWrapper
 from flwr.server.strategy import DPFedAvgFixed
@@ -32,7 +33,7 @@ from fedpriv.core.cli.app import app as command_line
 from fedpriv.core.errors import InputError
 from fedpriv.core.progress import Silent
 from fedpriv.engines.inline import InlineGrid
-from fedpriv.flower import tap
+from fedpriv.flower import privatise, tap
 from fedpriv.flower.app_settings import TapSettings, read_settings
 from fedpriv.flower.audit.audit import _attacked, leaving, summed_up, write_audit_report
 from fedpriv.flower.audit.claims import claims
@@ -51,7 +52,7 @@ from fedpriv.flower.audit.simulation import (
 )
 from fedpriv.flower.noise import Drawn, _of_local, hearing_loaders, numpy_is_seeded, observed_noise
 from tests.command_line import fedpriv
-from tests.flower.apps import client, context, question, settings
+from tests.flower.apps import client, context, question, record, settings
 from tests.flower.audited import (
     AVERAGE,
     LOCAL,
@@ -429,6 +430,29 @@ def test_mods_in_every_order_are_claimed_once(case: str, audited, tmp_path: Path
     assert [text for text in found.audit.warnings if said and said in text] == list(found.audit.warnings)
     assert bool(said) is bool(found.audit.warnings)
     assert {each.verdict for each in found.audit.leaving if each.name == "arrays"} == {"covered"}
+
+
+def test_what_a_mod_around_privatise_adds_is_not_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Privatise knows nothing of it: arrays, a number in a record of its own, and one in the place of a constant."""
+    monkeypatch.setenv("FEDPRIV_RUNS", str(tmp_path))
+
+    def adding(message: Message, home: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, home)
+        reply.content["raw"] = record({"x": np.ones(5, np.float32)})
+        reply.content["more"] = MetricRecord({"accuracy": 0.5})
+        reply.content.metric_records["metrics"]["num-examples"] = 77
+        return reply
+
+    rows = {}
+    for mods in ([], [adding]):
+        out = tmp_path / str(len(mods))
+        with observing_mods(out, TapSettings(), out):
+            app = client([*mods, privatise(protected(tmp_path))], lambda given: {"w": given["w"] + 1})
+            ObservedApp(app, out)(question({"w": np.zeros((4, 16), np.float32)}), context())
+        rows[len(mods)] = {each.name: each.verdict for each in leaving(read_answers(out))}
+    assert rows[0].pop("arrays") == rows[1].pop("arrays") == "covered"
+    assert rows[0]["metrics.num-examples"] == "covered"
+    assert rows[1] == rows[0] | {"raw": "raw data", "more.accuracy": "uncovered", "metrics.num-examples": "uncovered"}
 
 
 def test_a_wrapper_is_found_wherever_a_strategy_keeps_it(audited) -> None:  # type: ignore[no-untyped-def]

@@ -214,7 +214,7 @@ def _of_arrays(answer: Answer, name: str, values: dict[str, Any]) -> Iterator[tu
     kind = f"{len(values)} arrays" if len(values) > 1 else next(iter(values.values()))
     sent = [record for record in answer.sent.values() if _is_arrays(record)]
     update = answer.trains and any(_is_update(values, record) for record in sent)
-    outer = _noising(answer)
+    outer = _noising(answer) if name not in {record for record, _ in _added_outside(answer)} else None
     if name in answer.echoed:
         yield "", _Row(kind, "", "constant", "it is sent back unchanged")
     elif any(name in action.lets_out for action in answer.actions):
@@ -281,6 +281,13 @@ def _noising(answer: Answer) -> ModAction | None:
     return next((action for action in acted if action.noised or action.mod == "privatise"), None)
 
 
+def _added_outside(answer: Answer) -> set[tuple[str, str]]:
+    """Records and keys that mods around privatise, of which it knows nothing, put into a reply."""
+    places = [place for place, action in enumerate(answer.actions) if action.mod == "privatise"]
+    outside = answer.actions[places[-1] + 1 :] if places else ()
+    return {each for action in outside for each in action.added}
+
+
 def _is_count(key: str, weights: Collection[str]) -> bool:
     """Whether a number says how many examples a client has, or how many of something."""
     return key in weights or any(word in key for word in _COUNTS)
@@ -292,7 +299,8 @@ def _of_value(answer: Answer, name: str, key: str, value: Any, weights: Collecti
         return _Row(value, "", "raw data", "bytes, such as a model of trees")
     if isinstance(value, list) and len(value) > 1:
         return _Row(f"{len(value)} values", "", "raw data", "values as they are")
-    if any(action.mod == "privatise" for action in answer.actions) and not _let_out(answer, name, key):
+    privatised = any(action.mod == "privatise" for action in answer.actions) and not _let_out(answer, name, key)
+    if privatised and (name, key) not in _added_outside(answer):
         return _Row(kind, "privatise", "covered", "it is 1 for all, or has noise of its own")
     if any(record.get(key) == value for record in answer.sent.values()):
         return _Row(kind, "", "constant", "it is sent back unchanged")

@@ -28,7 +28,7 @@ from fedpriv.core.files import append_line
 from fedpriv.flower._privatise import Privatiser
 from fedpriv.flower._tap import Tap, described
 from fedpriv.flower.app_settings import TapSettings
-from fedpriv.flower.arrays import arrays_of, client_of, norm, parameters_of, stage_of, type_of
+from fedpriv.flower.arrays import arrays_of, client_of, norm, parameters_in, parameters_of, stage_of, type_of
 from fedpriv.flower.audit.records import Answer, ModAction, Round, StrategyLayer
 from fedpriv.flower.noise import SEEDED, Noises, Stated, half_doubt, hearing_noise, numpy_is_seeded, stated_of
 from fedpriv.gradients import Vector
@@ -107,16 +107,27 @@ class ObservedMod:
         """Do what the mod does."""
         before = parameters_of(message)
         inside: Vector = {}
+        held: dict[str, dict[str, Any]] = {}
 
         def answered(given: Message, own: Context) -> Message:
             reply = call_next(given, own)
             inside.update(parameters_of(reply) if before else {})
+            held.update(_records(reply))
             return reply
 
         reply = self.mod(message, context, answered)
         if (actions := _ACTIONS.get()) is not None:
-            actions.append(_action(self.mod, before, inside, parameters_of(reply) if before else {}))
+            action = _action(self.mod, before, inside, parameters_of(reply) if before else {})
+            others = {name: record for name, record in _records(reply).items() if name != parameters_in(reply)}
+            pairs = ((name, key, value) for name, record in others.items() for key, value in record.items())
+            added = tuple((name, key) for name, key, value in pairs if held.get(name, {}).get(key) != value)
+            actions.append(replace(action, added=added))
         return reply
+
+
+def _records(reply: Message) -> dict[str, dict[str, Any]]:
+    """What a reply holds, in records of their own: mods change its own in place."""
+    return {} if reply.has_error() else {name: dict(record) for name, record in reply.content.items()}
 
 
 def _action(mod: Mod, before: Vector, inside: Vector, after: Vector) -> ModAction:

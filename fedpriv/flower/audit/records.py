@@ -18,6 +18,7 @@ class ModAction(Record):
     norm: float | None = None  # of the update that reached it; `None`: no update did
     left: float | None = None  # of the update that left it
     lets_out: tuple[str, ...] = ()  # keys, records and types that privatise was told to let out
+    added: tuple[tuple[str, str], ...] = ()  # records and keys that it put into the reply, next to parameters
 
 
 @dataclass(frozen=True)
