@@ -1,7 +1,8 @@
 """Build the operator of per-example gradients from a model and a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import zip_longest
+from operator import is_
 from threading import Lock, RLock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -136,19 +137,17 @@ class Versions(NamedTuple):
     tensors: list[Tensor]  # held: another one that takes its place would get its number, once it is gone
     changes: list[int]
 
-    def each(self) -> list[tuple[int, int]]:
-        """Return of each tensor its number and its changes."""
-        return list(zip(map(id, self.tensors), self.changes, strict=True))
+    def each(self, aside: Container[int]) -> list[tuple[int, int]]:
+        """Return of each tensor its number and its changes, but for some numbers, whose changes do not count."""
+        pairs = zip(map(id, self.tensors), self.changes, strict=True)
+        return [(number, 0 if number in aside else count) for number, count in pairs]
 
 
 def versions(modules: Mapping[str, nn.Module]) -> Versions:
     """Return all that modules hold, and how often it was changed in place."""
     held = [values for layer in modules.values() for values in (layer._parameters, layer._buffers) if values]
     tensors = [value for values in held for value in values.values() if value is not None]
-    changes = [value._version for value in tensors]
-    if aside := _put_aside(modules):
-        changes = [0 if id(value) in aside else count for value, count in zip(tensors, changes, strict=True)]
-    return Versions(tensors, changes)
+    return Versions(tensors, [value._version for value in tensors])
 
 
 def _put_aside(modules: Mapping[str, nn.Module]) -> set[int]:
@@ -162,8 +161,12 @@ def _put_aside(modules: Mapping[str, nn.Module]) -> set[int]:
 
 def refuse_changes(modules: Mapping[str, nn.Module], before: Versions) -> None:
     """Refuse a model that has changed parameters or buffers since :func:`versions` counted their changes."""
-    now, then = versions(modules).each(), before.each()
-    if now == then or (sorted(now) == sorted(then) and _put_aside(modules)):
+    after = versions(modules)
+    if after.changes == before.changes and all(map(is_, after.tensors, before.tensors)):
+        return
+    aside = _put_aside(modules)
+    now, then = after.each(aside), before.each(aside)
+    if now == then or (aside and sorted(now) == sorted(then)):
         return
     names = [
         f"{prefix}.{name}".removeprefix(".")
