@@ -168,12 +168,16 @@ def opacus_ghost(network: nn.Module, x: Tensor, y: Tensor) -> Step:
     return stepping(optimizer, loss)
 
 
-def least_step(network: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Return less than a private step, to bound from below what any costs in PyTorch; what it releases is of no use.
+Lap = Callable[[str], None]
+"""Called with the name of a part of a step that is done."""
 
-    Hooks keep what layers are given, a backward pass goes to their outputs, one or two calls a layer make the gradients
-    of each example; then come norms, a weighted sum and our noise. Nothing is checked, and of other layers than Linear
-    and LayerNorm nothing is computed.
+
+def least_step(network: nn.Module, x: Tensor, y: Tensor, lap: Lap = lambda part: None) -> Step:
+    """Return what a private step cannot do without, in the fewest calls of PyTorch, to bound what any costs.
+
+    Hooks keep what layers are given, a backward pass goes to their outputs, one to four calls a layer make the
+    gradients of each example; then come norms, a look for any that is not finite, a weighted sum and our noise. Nothing
+    else is checked, and of other layers than Linear, LayerNorm and Embedding nothing is computed.
     """
     trained = {name: value for name, value in network.named_parameters() if value.requires_grad}
     sizes, noise = [value.numel() for value in trained.values()], Secret.of_seed(0).stream("noise of the least step")
@@ -183,32 +187,49 @@ def least_step(network: nn.Module, x: Tensor, y: Tensor) -> Step:
             layer.register_forward_hook(lambda own, given, made: kept.append((own, given, get_gradient_edge(made))))
 
     def release() -> Vector:
+        lap("start")
         kept.clear()
         total = LOSS(network(x), y).sum()
         errors = torch.autograd.grad(total, [edge for _, _, edge in kept], allow_unused=True)
+        lap("passes")
         with torch.no_grad():
-            pairs = [(layer, given, error) for (layer, given, _), error in zip(kept, errors, strict=True) if given]
-            rows = torch.cat([part for layer, (x, *_), error in pairs for part in _rows(layer, x, error)], dim=1)
-            summed = (CLIP_NORM / torch.linalg.vector_norm(rows, dim=1)).clamp_(max=1) @ rows
+            made: dict[int, Tensor] = {}
+            for (layer, given, _), error in zip(kept, errors, strict=True):
+                if given and error is not None and len(error) == len(x):
+                    _add_rows(made, layer, given[0], error)
+            lap("gradients")
+            rows = torch.cat([made[id(value)].flatten(1) for value in trained.values() if id(value) in made], dim=1)
+            norms = torch.linalg.vector_norm(rows, dim=1)
+            weights = (CLIP_NORM / norms).clamp_(max=1) if norms.isfinite().all() else torch.zeros_like(norms)
+            lap("norms")
             drawn = standard_normal(sum(sizes), noise, rows.dtype)
-            drawn[: len(summed)].add_(summed[: len(drawn)])
+            lap("noise")
+            drawn[: rows.shape[1]].addmv_(rows.T, weights)
             parts = drawn.div_(len(x)).split(sizes)
+            lap("sum")
         return {name: part.view_as(value) for (name, value), part in zip(trained.items(), parts, strict=True)}
 
     return releasing(network, release)
 
 
-def _rows(layer: nn.Module, x: Tensor, error: Tensor) -> list[Tensor]:
-    """The gradients (B, numbers) of a layer's weight and bias for each example."""
-    if not isinstance(layer, nn.Linear | nn.LayerNorm):
-        return []
+def _add_rows(made: dict[int, Tensor], layer: nn.Module, x: Tensor, error: Tensor) -> None:
+    """Add a layer's gradients for each example, (B, *shape), to those of its parameters by their ids."""
+    if not isinstance(layer, nn.Linear | nn.LayerNorm | nn.Embedding):
+        return
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    if isinstance(layer, nn.Embedding):
+        rows = made.setdefault(id(weight), error.new_zeros(len(error), *weight.shape))
+        places = x + torch.arange(0, len(error) * len(weight), len(weight))[:, None]
+        rows.view(-1, rows.shape[2]).index_add_(0, places.flatten(), error.flatten(0, 1))
+        return
     x, error = (side.reshape(len(side), -1, side.shape[-1]) for side in (x, error))
-    made = []
-    if layer.weight.requires_grad and isinstance(layer, nn.Linear):
-        made.append(torch.bmm(error.mT, x).flatten(1))
-    elif layer.weight.requires_grad:
-        made.append(functional.layer_norm(x, x.shape[2:]).mul_(error).sum(dim=1))
-    return [*made, error.sum(dim=1)] if layer.bias is not None and layer.bias.requires_grad else made
+    if weight.requires_grad and isinstance(layer, nn.Linear):
+        rows = torch.bmm(error.mT, x)
+        made[id(weight)] = rows if id(weight) not in made else made[id(weight)].add_(rows)
+    elif weight.requires_grad:
+        made[id(weight)] = functional.layer_norm(x, x.shape[2:]).mul_(error).sum(dim=1)
+    if bias is not None and bias.requires_grad:
+        made[id(bias)] = error.sum(dim=1)
 
 
 def _by_opacus(way: Callable[[nn.Module, Tensor, Tensor], Step], row: RandomNetwork, batch: int) -> Step:

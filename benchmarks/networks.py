@@ -3,18 +3,22 @@
 All parts take turns; reported are medians of the CPU time on one thread over that of a step of SGD. The floor is what
 is left where computing on what layers get and give costs nothing but its products: forward and backward to the layers'
 outputs, with hooks that keep both, then norms, a weighted sum, the noise and the update. Directional noise needs inner
-products of all pairs of gradients in place of norms, and those with a vector. Needs timm and transformers.
+products of all pairs of gradients in place of norms, and those with a vector. The steps of small networks, and the
+parts of the least one, are also compared with a step of Opacus' hooks. Needs timm, transformers, peft and Opacus.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from benchmarks.measure import in_turns, medians, options, report, save
-from benchmarks.methods import RandomNetwork
+from benchmarks.methods import RandomNetwork, least_step, opacus_hooks
 from fedpriv.core.federated import example_losses
 from fedpriv.core.randomness import Secret
 from fedpriv.core.registry import MECHANISMS
@@ -39,6 +43,14 @@ NETWORKS = {
     "Llama of transformers, width 128, four layers": f"transformers:llama {_NEXT}{{{_SIDES}}}",
     "Mistral of transformers, width 128, four layers": f"transformers:mistral {_NEXT}{{{_SIDES}}}",
 }
+SMALL = (
+    "transformers/roberta, label",
+    "peft/lora with biases, bert, label",
+    "transformers/bloom, next",
+    "transformers/phi, next",
+    "transformers/gpt_neox, next",
+)
+PARTS = ("passes", "gradients", "norms", "noise", "sum")
 BATCH = 16
 DIRECTIONAL = {"name": "vmf", "kappa": 500.0}
 
@@ -59,7 +71,10 @@ def main() -> None:
         parts = ("passes", "norms", "sum", "noise", "update", "pairs", "products")
         ratios = ("Gaussian noise", "directional noise", "floor", *parts)
         report({**columns, **{ratio: f"{{{ratio}:.2f}}" for ratio in ratios}}, made)
-        save(asked.json, rows=made, torch=torch.__version__)
+        small = [{"network": name, **shares_of(known[name], asked.repeats)} for name in SMALL]
+        shares = ("private step", "least step", *PARTS, "plain SGD")
+        report({"network": "{network}", **{share: f"{{{share}:.2f}}" for share in shares}}, small)
+        save(asked.json, rows=made, shares=small, torch=torch.__version__)
 
 
 def times_of(row: RandomNetwork, repeats: int) -> dict[str, float]:
@@ -92,6 +107,26 @@ def times_of(row: RandomNetwork, repeats: int) -> dict[str, float]:
     times = {name: seconds / taken["SGD"] for name, seconds in taken.items()}
     floor = sum(times[part] for part in ("passes", "norms", "sum", "noise", "update"))
     return {"millions": sum(value.numel() for value in model.parameters()) / 1e6, "floor": floor, **times}
+
+
+def shares_of(row: RandomNetwork, repeats: int) -> dict[str, float]:
+    """CPU times of steps of a network, and of parts of the least one, over that of Opacus' hooks."""
+    experiment, dataset = row.fitting()
+    x, y = random_batch(dataset, BATCH)
+    done: dict[str, list[float]] = {part: [] for part in ("start", *PARTS)}  # the CPU time then
+    steps: dict[str, Callable[[], None]] = {
+        "private step": private_step(row.network(), example_losses, x, y, experiment.mechanism.mechanism()),
+        "least step": least_step(row.network(), x, y, lambda part: done[part].append(time.process_time())),
+        "plain SGD": sgd_step(row.network(), example_losses, x, y),
+        "Opacus": opacus_hooks(row.network(), x, y),
+    }
+    taken = in_turns({name: partial(cpu_seconds, step) for name, step in steps.items()}, repeats + 1)
+    for before, part in pairwise(done):
+        taken[part] = [end - began for began, end in zip(done[before], done[part], strict=True)]
+    return {
+        name: median(mine / theirs for mine, theirs in zip(own, taken["Opacus"], strict=True))
+        for name, own in taken.items()
+    }
 
 
 def _passes(model: nn.Module, x: Tensor, y: Tensor) -> None:
