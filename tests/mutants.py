@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         "certificates from a lower bound at half the confidence",
         "attacks/intervals.py",
-        "float(special.betaincinv(count, trials - count + 1, alpha))",
-        "float(special.betaincinv(count, trials - count + 1, 0.5))",
+        "float(scipy.special.betaincinv(count, trials - count + 1, alpha))",
+        "float(scipy.special.betaincinv(count, trials - count + 1, 0.5))",
         "tests/robustness",
     ),
     Mutant(
