@@ -226,6 +226,30 @@ class Training(Settings):
         """How many distinct examples are behind the upload."""
         return self.batch_size * self.local_steps if self.examples is None else self.examples
 
+    def public(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        scale: tuple[tuple[float, ...], tuple[float, ...]],
+        mechanism: MechanismSettings,
+    ) -> PublicSettings:
+        """Return what attacks are told; ``scale``: mean and standard deviation of each channel, on [0, 1]."""
+        return PublicSettings(
+            model={},
+            shape=shape,
+            classes=classes,
+            mean=scale[0],
+            std=scale[1],
+            algorithm="fedsgd" if self.learning_rate is None else "fedavg",
+            batch_size=self.batch_size,
+            local_steps=self.local_steps,
+            learning_rate=self.learning_rate or 1.0,
+            optimizer=self.optimizer,
+            momentum=self.momentum,
+            client_examples=self.distinct,
+            mechanism=mechanism.model_dump(mode="json", exclude_none=True),
+        )
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.learning_rate is None and self.local_steps != 1:
@@ -568,21 +592,11 @@ def reconstruct(
     if labels is None and candidates is None and not criterion.shows_labels:
         raise InputError("labels cannot be told from gradients of this loss; give labels = [...]")
     bounds = bounds_of(value_range)
-    public = PublicSettings(
-        model={},
-        shape=size,
-        classes=logits,
-        mean=tuple(bounds.to_unit(value) for value in per_channel("mean", mean, size[0])),
-        std=tuple(value / bounds.width for value in per_channel("std", std, size[0])),
-        algorithm="fedsgd" if training.learning_rate is None else "fedavg",
-        batch_size=training.batch_size,
-        local_steps=training.local_steps,
-        learning_rate=training.learning_rate or 1.0,
-        optimizer=training.optimizer,
-        momentum=training.momentum,
-        client_examples=training.distinct,
-        mechanism=mechanism_of(mechanism).model_dump(mode="json", exclude_none=True),
+    scale = (
+        tuple(bounds.to_unit(value) for value in per_channel("mean", mean, size[0])),
+        tuple(value / bounds.width for value in per_channel("std", std, size[0])),
     )
+    public = training.public(size, logits, scale, mechanism_of(mechanism))
     before = present(model) if parameters is None else named_vector(parameters, model, "parameters")
     pairs = [(before, named_vector(upload, model, "upload")), *_repeated(repeats, model)]
     known = None if labels is None else tuple(sorted(_labels("labels", labels, public.examples, logits)))

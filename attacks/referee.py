@@ -175,43 +175,33 @@ def score(
     # An attack that offers a guess where it found nothing must not beat that guess by a rounding error.
     bar = best_guess_mse(guesses, truth.images, truth.labels) * ROUNDING
     note = "; ".join(text for text in (reconstruction.note, _unpaired(reconstruction, truth)) if text)
-    every = torch.arange(len(truth.images))
+    every, picked = torch.arange(len(truth.images)), reconstruction.picked
+    common: dict[str, Any] = {"attack": reconstruction.attack, "upload": upload, "picked": picked, "note": note}
     scores: list[Score] = []
     pictures: dict[int, Tensor] = {}
     reasons: list[str | None] = []
     for restart, attempt in enumerate(reconstruction.attempts):
         chosen = restart == reconstruction.chosen
-        rows, columns = (every, every) if reconstruction.picked else _pairs(truth.images, attempt)
+        rows, columns = (every, every) if picked else _pairs(truth.images, attempt)
         if len(rows) == 0:
             continue
         images = attempt.images[columns].clamp(0, 1)
         if chosen:
             pictures = dict(zip(rows.tolist(), images, strict=True))
         found, reason = _compared(
-            truth, rows, images, std, perceptual=chosen and perceptual, padded=padded, picked=reconstruction.picked
+            truth, rows, images, std, perceptual=chosen and perceptual, padded=padded, picked=picked
         )
         reasons.append(reason)
+        # An attack that shows fewer pictures than it may has chosen when to guess.
+        offered = 1 if picked else max(len(attempt.images), len(truth.images))
+        about = common | {"restart": restart, "chosen": chosen, "loss": attempt.loss, "offered": offered}
         for number, label, figures in zip(rows.tolist(), attempt.labels[columns].tolist(), found, strict=True):
             # Recovered is what is like the original and nearer to it than every guess; but what was in the adversary's
             # hands already is not.
             is_alike = figures["cells"].is_recovered if truth.columns else figures["ssim"] >= success_ssim
-            line = scored(
-                truth,
-                number,
-                label if label >= 0 else None,
-                # An attack that shows fewer pictures than it may has chosen when to guess.
-                offered=1 if reconstruction.picked else max(len(attempt.images), len(truth.images)),
-                picked=reconstruction.picked,
-                attack=reconstruction.attack,
-                upload=upload,
-                restart=restart,
-                chosen=chosen,
-                loss=attempt.loss,
-                note=note,
-                recovered=not reconstruction.picked and is_alike and figures["mse"] < float(bar[number]),
-                **figures,
-            )
-            scores.append(line)
+            recovered = not picked and is_alike and figures["mse"] < float(bar[number])
+            named = label if label >= 0 else None
+            scores.append(scored(truth, number, named, recovered=recovered, **about, **figures))
     return Scores(tuple(scores), _last(reasons), pictures)
 
 

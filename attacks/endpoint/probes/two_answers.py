@@ -1,16 +1,19 @@
 """Exact probabilities from two noisy answers to one question, where only one score of an answer has noise."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
+from scipy.special import softmax
 from typing_extensions import override
 
+from fedpriv.attacks.intervals import rate_interval
 from fedpriv.attacks.probing import ModelAttack, ProbeOutcome
+from fedpriv.attacks.scene import ProbeReferee, ProbeScene, exact_logits
+from fedpriv.core.errors import InputError
+from fedpriv.core.figure import Figure
 from fedpriv.core.registry import PROBES
 from fedpriv.core.settings import Count
-
-if TYPE_CHECKING:
-    from fedpriv.attacks.scene import ProbeReferee, ProbeScene
 
 # Of probabilities that come from numbers in float64.
 EXACT = 1e-6
@@ -27,7 +30,7 @@ class TwoAnswers(ModelAttack):
     images: Count = Field(500, description="that are asked about twice, at most")
 
     @override
-    def refusal(self, scene: "ProbeScene") -> str | None:
+    def refusal(self, scene: ProbeScene) -> str | None:
         if scene.labels_only or not scene.known_training().rule.draws:
             return f"{self.name} takes noise off probabilities, and this policy draws none or names labels only"
         if scene.classes < 3:
@@ -35,15 +38,7 @@ class TwoAnswers(ModelAttack):
         return None
 
     @override
-    def run(self, scene: "ProbeScene", referee: "ProbeReferee") -> tuple[ProbeOutcome, ...]:
-        import numpy as np
-        from scipy.special import softmax
-
-        from fedpriv.attacks.intervals import rate_interval
-        from fedpriv.attacks.scene import exact_logits
-        from fedpriv.core.errors import InputError
-        from fedpriv.core.figure import Figure
-
+    def run(self, scene: ProbeScene, referee: ProbeReferee) -> tuple[ProbeOutcome, ...]:
         endpoint, public = scene.open(), scene.known_public()
         asked = public.images[: min(self.images, scene.budget // 2)]
         if not len(asked):
