@@ -56,6 +56,12 @@ PriorFile = Annotated[
     str, Field(description="file of a prior that fedpriv attack train-prior has trained; empty: none")
 ]
 
+# Of the parts of a recipe.
+ObjectiveName = Literal["squared-distance", "cosine", "likelihood"]
+OptimiserName = Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]
+ScheduleName = Literal["constant", "steps", "cosine"]
+StartName = Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"]
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -65,12 +71,12 @@ class Recipe:
     (start), and where labels come from.
     """
 
-    objective: Literal["squared-distance", "cosine", "likelihood"]  # a key of OBJECTIVES
-    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"]  # lbfgs, in float64, or a key of SIGNS
-    schedule: Literal["constant", "steps", "cosine"] = "constant"  # of Adam's learning rate: a key of SCHEDULES
+    objective: ObjectiveName  # a key of OBJECTIVES
+    optimiser: OptimiserName  # lbfgs, in float64, or a key of SIGNS
+    schedule: ScheduleName = "constant"  # of Adam's learning rate: a key of SCHEDULES
     variables: Literal["pixels", "decorrelated", "relaxed"] = "pixels"  # of the search
     # a key of STARTS or of FOUND
-    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = "normal"
+    start: StartName = "normal"
     box: bool = False  # whether images stay within the valid range of pixels
     priors: tuple[Literal["tv", "opponents", "public_mean", "gaussian", "denoiser"], ...] = ()  # keys of PRIORS
     labels: tuple[Literal["known", "read", "optimised"], ...] = ("known", "read", "optimised")  # in this order

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -193,6 +194,16 @@ def _quality(runs: list[Reached], most: float) -> str:
     return "none" if best is None else f"{best.psnr:.1f} in {best.seconds:.1f} s ({best.way}, {best.steps})"
 
 
+def _climbed(name: str, seed: int, asked: argparse.Namespace, python: str) -> tuple[list[Reached], list[Reached]]:
+    """Our runs of a case, and theirs."""
+    case, best = case_of(name, seed), max(asked.levels)
+    mine = Climb(FIRST_OURS, asked.growth, 1, asked.most)
+    made = mine(case, way_of(name), ours(case, way_of(name)), best)
+    other = Climb(FIRST_THEIRS, asked.growth, TOGETHER, asked.most)
+    presets = {preset: partial(runs_of_theirs, case, preset, python=python) for preset in asked.presets}
+    return made, [each for preset, runs in presets.items() for each in other(case, preset, runs, best)]
+
+
 def main() -> None:
     """Measure and print tables."""
     parser = options("inversion_time", __doc__)
@@ -207,25 +218,14 @@ def main() -> None:
         torch.set_num_threads(1)
         python = environment(asked.environment.absolute())
         rows, kept, qualities = [], [], []
-        mine, other = (
-            Climb(FIRST_OURS, asked.growth, 1, asked.most),
-            Climb(FIRST_THEIRS, asked.growth, TOGETHER, asked.most),
-        )
-        for name in asked.cases:
-            for seed in asked.seeds:
-                case = case_of(name, seed)
-                made = mine(case, way_of(name), ours(case, way_of(name)), max(asked.levels))
-                theirs: list[Reached] = []
-                for preset in asked.presets:
-                    theirs += other(
-                        case, preset, partial(runs_of_theirs, case, preset, python=python), max(asked.levels)
-                    )
-                kept += [{"case": name, "seed": seed, **vars(each)} for each in made + theirs]
-                for level in asked.levels:
-                    best, second = fastest(made, level), fastest(theirs, level)
-                    ratio = "" if best is None or second is None else f"{best.seconds / second.seconds:.2f}"
-                    rows.append((name, seed, f"{level:g}", _text(best), _text(second), ratio))
-                qualities.append((name, seed, *(_quality(each, 1.05 * asked.most) for each in (made, theirs))))
+        for name, seed in product(asked.cases, asked.seeds):
+            made, theirs = _climbed(name, seed, asked, python)
+            kept += [{"case": name, "seed": seed, **vars(each)} for each in made + theirs]
+            for level in asked.levels:
+                best, second = fastest(made, level), fastest(theirs, level)
+                ratio = "" if best is None or second is None else f"{best.seconds / second.seconds:.2f}"
+                rows.append((name, seed, f"{level:g}", _text(best), _text(second), ratio))
+            qualities.append((name, seed, *(_quality(each, 1.05 * asked.most) for each in (made, theirs))))
         show(("case", "seed", "dB", "ours", "breaching", "ratio"), rows, words=1)
         show(("case", "seed", "ours, dB", "breaching, dB"), qualities, words=1)
         save(asked.json, runs=kept)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedpriv.attacks.settings import MatchingSettings, Recipe
+from fedpriv.attacks.settings import MatchingSettings, ObjectiveName, OptimiserName, Recipe, ScheduleName, StartName
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive, Steps
 
@@ -28,21 +28,21 @@ class CustomSettings(MatchingSettings):
     tunable: ClassVar[tuple[str, ...]] = ("tv",)
     made_of: ClassVar[tuple[str, ...]] = ("fedpriv.attacks.methods.custom:run_custom",)
 
-    objective: Literal["squared-distance", "cosine", "likelihood"] = Field(
+    objective: ObjectiveName = Field(
         "cosine", description="how gradients are compared; likelihood: of the mechanism's noise"
     )
-    optimiser: Literal["lbfgs", "adam", "signed-adam", "soft-signed-adam"] = Field(
+    optimiser: OptimiserName = Field(
         "signed-adam",
         description="lbfgs: own line searches, in float64; signed-adam: Adam that sees the signs only; "
         "soft-signed-adam: Adam that sees large gradients cut, at the end none",
     )
-    schedule: Literal["constant", "steps", "cosine"] = Field(
+    schedule: ScheduleName = Field(
         "cosine", description="of Adam's learning rate; steps: times 0.1 at 3/8, 5/8 and 7/8"
     )
     variables: Literal["pixels", "decorrelated"] = Field(
         "pixels", description="decorrelated: coordinates in which pixels of photographs are independent"
     )
-    start: Literal["normal", "uniform", "patterned", "public-mean", "closed-form", "features"] = Field(
+    start: StartName = Field(
         "normal",
         description="normal: of the variables; uniform: over the valid pixels; patterned: a normal square of 4 x 4 "
         "pixels, repeated; the others: around images, the mean public one, those that the first Linear layer shows, or "

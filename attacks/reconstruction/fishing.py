@@ -66,7 +66,7 @@ from fedpriv.attacks.reconstruction.recipes import run_recipe
 from fedpriv.attacks.reconstruction.results import AttackRefused, Outcome
 from fedpriv.attacks.reconstruction.scene import Report, Scene
 from fedpriv.attacks.reconstruction.upload_model import Victim
-from fedpriv.attacks.settings import Recipe
+from fedpriv.attacks.settings import Recipe, StartName
 from fedpriv.attacks.threat import ThreatModel
 from fedpriv.core.numbers import several
 from fedpriv.core.randomness import fixed_normal
@@ -310,27 +310,21 @@ def _target_image(
         misfit = float(compared(scene, [alone], relative_distance, patches.image[None, None], labels))
         if misfit < MATCHED:
             return patches.image, misfit, enough
-    recipe = Recipe(
-        "squared-distance",
-        "lbfgs",
-        variables="decorrelated",
-        start="normal" if patches is None else "closed-form",
-        labels=("known",),
-    )
+    image, misfit = _searched(scene, alone, "normal" if patches is None else "closed-form", starts, config)
+    return image, misfit, enough and misfit < MATCHED
+
+
+def _searched(
+    scene: Scene, alone: Victim, start: StartName, starts: tuple[Tensor, Tensor], config: FishingSettings
+) -> tuple[Tensor, float]:
+    """The image whose gradient is nearest, and the share of the upload that it leaves."""
+    recipe = Recipe("squared-distance", "lbfgs", variables="decorrelated", start=start, labels=("known",))
     images, logits = (numbers[:STARTS, None] for numbers in starts)
-    outcome = run_recipe(
-        recipe,
-        scene,
-        [alone] * len(images),
-        images,
-        logits,
-        config.model_copy(update={"iterations": STEPS}),
-        lambda done, losses: True,
-    )
+    steps = config.model_copy(update={"iterations": STEPS})
+    outcome = run_recipe(recipe, scene, [alone] * len(images), images, logits, steps, lambda done, losses: True)
     best = int(outcome.losses.nan_to_num(nan=math.inf).argmin())
     size = sum(float(value.double().square().sum()) for value in alone.gradient.values())
-    misfit = float(outcome.losses[best]) / size
-    return scene.box(outcome.images[best][0]), misfit, enough and misfit < MATCHED
+    return scene.box(outcome.images[best][0]), float(outcome.losses[best]) / size
 
 
 def _alone(victim: Victim, catch: Catch, place: int) -> Victim:

@@ -294,6 +294,11 @@ def _read(scene: Scene, victim: Victim, layer: InputLayer | None) -> LayerReadin
         return LayerReading(scene.box(image[None]), label[None])
     if victim.model.examples > 1 or victim.pool:
         return read_batch(scene, victim, layer)
+    return _read_one(scene, victim, layer)
+
+
+def _read_one(scene: Scene, victim: Victim, layer: InputLayer) -> LayerReading:
+    """A single image, of which the gradient is the product with its errors, exactly or but for noise."""
     weight, bias = stacked(victim, layer)
     usable = bias if victim.one_scale else None
     clean = exact(weight, usable)
