@@ -76,9 +76,9 @@ def kept(context: Context, name: str, value: bytes) -> bytes:
     folder = os.environ.get(MEMORY, "")
     if not folder:
         return _kept_by_flower(context, name, value)
-    if not Path(folder).is_absolute():
-        # Another process that starts elsewhere would find nothing there, and answer a round once more.
-        raise RefusedError(f"{MEMORY} does not name an absolute path on this client's machine")
+    if not (Path(folder).is_absolute() and Path(folder).is_dir()):
+        # Another process, which starts elsewhere or before a disk is there, would answer a round once more.
+        raise RefusedError(f"{MEMORY} does not name a folder on this client's machine by an absolute path: {folder}")
     path = Path(folder) / f"{context.run_id}-{context.node_config['partition-id']}-{name}"
     if write_once(path, value.hex().encode(), mode=0o600):
         return value
