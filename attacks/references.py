@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.scene import Rehearsal
 from fedpriv.core.algorithm import ModelRelease, algorithm_of, preparation_of
-from fedpriv.core.config import Experiment
+from fedpriv.core.config import Experiment, FederationConfig
 from fedpriv.core.errors import InputError, RunFailedError
 from fedpriv.core.federated import (
     client_weights,
@@ -31,6 +31,27 @@ from fedpriv.gradients import Vector
 from fedpriv.gradients.calls import coupled_layers, dropout_layers
 from fedpriv.gradients.ghost import Entangled
 from fedpriv.gradients.stacked import MappedModel, Objective, StackedModel, is_chain, stacked_model
+
+
+def refuse_unaudited(experiment: Experiment) -> None:
+    """Refuse settings with which training cannot be repeated without some of the examples."""
+    if reason := algorithm_of(experiment).not_audited:
+        raise InputError(reason)
+    if experiment.data.overlaps:
+        raise InputError(
+            "audit asks whether an example was in the training data by leaving out the only client's that holds it, "
+            "and under data.partition = 'overlapping' others hold copies"
+        )
+    _refuse_rule(experiment.federation)
+
+
+def _refuse_rule(federation: FederationConfig) -> None:
+    if federation.rule.needs_each:
+        raise InputError(
+            key="federation.aggregation",
+            given=federation.aggregation,
+            allowed="reference models average uploads by the mean only",
+        )
 
 
 def mapped_network(model: nn.Module) -> MappedModel:
@@ -271,13 +292,7 @@ def _fitting(world: World, memory: int) -> int:
 def _check(
     world: World, references: Sequence[Reference], schedule: Mapping[int, Sequence[int]], keep: Collection[int]
 ) -> None:
-    federation = world.experiment.federation
-    if federation.rule.needs_each:
-        raise InputError(
-            key="federation.aggregation",
-            given=federation.aggregation,
-            allowed="reference models average uploads by the mean only",
-        )
+    _refuse_rule(world.experiment.federation)
     if not references:
         raise InputError("expected at least one reference model")
     sizes = tuple(len(rows) for rows in world.partitions)

@@ -26,9 +26,9 @@ from fedpriv.attacks.references import (
     build_pool,
     draw_candidates,
     mapped_network,
+    refuse_unaudited,
     train_references,
 )
-from fedpriv.core.algorithm import algorithm_of
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import EpsilonBound, refuse_exceeded
 from fedpriv.core.files import writing
@@ -55,13 +55,10 @@ def audit_run(folder: RunFolder, references: int, pairs: int, progress: Progress
     summary = completed_summary(folder)
     proven = summary.ledger
     experiment = folder.experiment()
-    if reason := algorithm_of(experiment).not_audited:
-        raise InputError(f"{folder.path}: {reason}")
-    if experiment.data.overlaps:
-        raise InputError(
-            f"{folder.path}: audit asks whether an example was in the training data by leaving out the only client's "
-            "that holds it, and under data.partition = 'overlapping' others hold copies"
-        )
+    try:
+        refuse_unaudited(experiment)
+    except InputError as error:
+        raise InputError(f"{folder.path}: {error}") from None
     world = finished_world(folder, experiment)
     records = [record for record in folder.rounds() if record.used]
     target = _models(folder, world, records)

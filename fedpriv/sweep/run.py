@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from fedpriv.attacks.references import mapped_network
+from fedpriv.attacks.references import mapped_network, refuse_unaudited
 from fedpriv.core.config import Experiment
 from fedpriv.core.errors import InputError, RunInterruptedError, reason_of
 from fedpriv.core.files import writing
@@ -150,6 +150,8 @@ def _kind(experiment: Experiment) -> Experiment:
 
 
 def _check(experiment: Experiment, trials: Sequence[Trial], *, audited: bool) -> tuple[str, ...]:
+    if audited:
+        refuse_unaudited(experiment)
     world = build_world(experiment)
     for trial in trials:
         for finding in findings():

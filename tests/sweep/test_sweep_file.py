@@ -172,6 +172,24 @@ def test_networks_that_cannot_be_audited_are_refused_only_with_an_audit(tmp_path
         check_trials(sweep(tmp_path, set=own, list=None, audit={"references": 6}))
 
 
+@pytest.mark.parametrize(
+    ("set_to", "says"),
+    [
+        ({"federation.aggregation": "median"}, "federation.aggregation = 'median': reference models average uploads"),
+        (
+            {"data": {"partition": "overlapping", "examples_per_client": 20}},
+            "under data.partition = 'overlapping' others hold copies",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_audited_are_found_before_anything_starts(
+    set_to: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    assert check_trials(sweep(tmp_path, set=set_to, list=None)) is not None
+    with pytest.raises(InputError, match=f"2 trials of 2 cannot run.*{says}"):
+        check_trials(sweep(tmp_path, set=set_to, list=None, audit={"references": 6}))
+
+
 def test_an_experiment_is_not_a_sweep() -> None:
     with pytest.raises(InputError, match=r"quickstart.toml is an experiment, no sweep: .* run fedpriv run "):
         load_sweep(Path(__file__).parents[2] / "configs" / "quickstart.toml")
