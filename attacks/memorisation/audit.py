@@ -212,7 +212,9 @@ def _extracted(world: World, written: Tensor, gains: Tensor, tokens: int) -> Ext
     if config is not None:
         rows = np.setdiff1d(rows, canary_rows(world.partitions, config, world.experiment.seed))
     train, test = dataset.x_train[torch.from_numpy(rows)].flatten(1), dataset.x_test.flatten(1)
-    figures, found = extraction(written.numpy(), gains.numpy(), train.numpy(), test.numpy(), tokens)
+    begun = _public_prompts(dataset)
+    given = () if begun is None else begun.numpy()
+    figures, found = extraction(written.numpy(), gains.numpy(), train.numpy(), test.numpy(), tokens, given)
     return replace(figures, texts=tuple(_text(dataset).tokenizer.decode(each.tolist()) for each in found))
 
 
@@ -358,11 +360,14 @@ def written_secrets(written: Numbers, canaries: Canaries) -> NDArray[np.bool_]:
 
 
 def extraction(
-    written: Numbers, gains: Numbers, train: Numbers, test: Numbers, tokens: int
+    written: Numbers, gains: Numbers, train: Numbers, test: Numbers, tokens: int, given: Iterable[Numbers] = ()
 ) -> tuple[ExtractedTexts, list[Numbers]]:
-    """Search what a model wrote, ordered by ``gains`` (how much likelier training made it), for its training data."""
+    """Search what a model wrote, ordered by ``gains`` (how much likelier training made it), for its training data.
+
+    Texts go on with ``given`` beginnings of public texts, whose sequences the model has not written.
+    """
     ours, public = windows(train, tokens), windows(test, tokens)
-    secret, other = ours - public, public - ours
+    secret, other = ours - public, public - ours - windows(given, tokens)
     each = [windows([text], tokens) for text in written]
     hits = np.array([bool(own & secret) for own in each], dtype=bool)
     everything = set().union(*each)

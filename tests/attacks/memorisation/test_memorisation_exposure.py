@@ -161,6 +161,15 @@ def test_a_network_that_knows_a_text_by_heart_writes_it_again() -> None:
     assert found.rate == 1
 
 
+def test_what_stands_in_given_prompts_is_not_written_by_chance() -> None:
+    """A model that writes nothing right has no test sequence; two of them are in its prompt, and one is not."""
+    train, test, prompt = (np.array([row]) for row in ([9, 9, 9, 9, 9], [5, 6, 7, 8, 4], [5, 6, 7, 8, PAD]))
+    written = np.array([[5, 6, 7, 8, 3]])
+    figures, _ = extraction(written, np.zeros(1), train, test, 3, prompt)
+    assert (figures.control, figures.of_test, figures.of_train) == (0, 1, 1)
+    assert extraction(test, np.zeros(1), train, test, 3, prompt)[0].control == 1
+
+
 def test_what_follows_prompts_is_written_and_counted_alone() -> None:
     text = [START, 5, 6, 4, 6, 5, END, PAD, PAD]
     prompts = torch.tensor([[START, 5, 6, *[PAD] * 6], [START, 7, 6, *[PAD] * 6]])
