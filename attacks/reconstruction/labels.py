@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -513,14 +514,16 @@ def label_signatures(network: Network, victim: Victim, layer: OutputLayer, image
 
     A network that raises on single examples is shown all images as one batch.
     """
+    gradients = partial(network.gradients, victim.parameters, shared=True)
+    if not victim.model.mechanism.protects:  # else other gradients decide how this one is clipped
+        gradients = partial(gradients, of=(layer.name,))
     total = []
     for label in range(classes):
         labels = F.one_hot(torch.full((len(images),), label), classes).to(images)
         if network.needs_batches:
-            mean = network.gradients(victim.parameters, images[None], labels[None], shared=True, each=False)
-            expected = victim.model.expected(mean)
+            expected = victim.model.expected(gradients(images[None], labels[None], each=False))
         else:
-            each = network.gradients(victim.parameters, images[:, None], labels[:, None], shared=True, each=True)
+            each = gradients(images[:, None], labels[:, None], each=True)
             expected = victim.model.expected_of_examples(each)
         total.append(expected[layer.name].mean(dim=0).flatten().detach())
     return torch.stack(total)

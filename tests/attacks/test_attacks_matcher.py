@@ -63,7 +63,10 @@ def test_gradients(name: str, examples: int, shared: bool, each: bool) -> None:
             for _ in range(4)
         ]
     parameters = sets[0] if shared else {key: torch.stack([one[key] for one in sets]) for key in sets[0]}
-    found = Network(model).gradients(parameters, images, labels, shared=shared, each=each)
+    network = Network(model)
+    found = network.gradients(parameters, images, labels, shared=shared, each=each)
+    for key, value in network.gradients(parameters, images, labels, shared=shared, each=each, of=[*found][-1:]).items():
+        torch.testing.assert_close(value, found[key], rtol=1e-9, atol=1e-12)  # which is compared below
     for row in range(4):
         leaves = {key: value.clone().requires_grad_() for key, value in sets[row].items()}
         groups = [[k] for k in range(examples)] if each else [list(range(examples))]
@@ -283,6 +286,9 @@ def test_networks_that_cannot_be_batched_are_run_one_batch_after_the_other(each:
     rows = [{name: (1 if shared else row + 1) * value for name, value in own.items()} for row in range(3)]
     given = own if shared else {name: torch.stack([row[name] for row in rows]) for name in own}
     found = Network(model).gradients(given, images, labels, shared=shared, each=each)
+    assert Network(model).gradients(given, images, labels, shared=shared, each=each, of=["last.bias"]).keys() == {
+        "last.bias"
+    }
     for row, parameters in enumerate(rows):
         leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
         units = [slice(k, k + 1) for k in range(2)] if each else [slice(None)]

@@ -230,14 +230,24 @@ class Network:
         finally:
             self._entries.clear()
 
-    def gradients(self, parameters: Vector, images: Tensor, labels: Tensor, *, shared: bool, each: bool) -> Vector:
-        """Gradients of the loss with respect to the parameters, for many batches, written out (``vmap``).
+    def gradients(
+        self,
+        parameters: Vector,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        shared: bool,
+        each: bool,
+        of: Sequence[str] | None = None,
+    ) -> Vector:
+        """Gradients of the loss with respect to parameters, all or some, for many batches, written out (``vmap``).
 
         They are (N, B, *shape) of the examples where ``each``, else (N, *shape) of the batches' means. Parameters are
         (*shape,) where ``shared``, else (N, *shape); images (N, B, C, H, W), normalised; labels probabilities
         (N, B, classes).
         """
-        of_batch = vmap(self._gradient_of_one, in_dims=(None, 0, 0)) if each else self._gradient
+        gradient = partial(self._gradient, of=parameters if of is None else of)
+        of_batch = vmap(partial(_of_one, gradient), in_dims=(None, 0, 0)) if each else gradient
         if not self._is_unmappable:
             try:
                 return vmap(of_batch, in_dims=(None if shared else 0, 0, 0))(parameters, images, labels)
@@ -252,7 +262,7 @@ class Network:
             reason = first_line(error)
             raise AttackRefused(f"gradients of dummy images through this network fail: {reason}") from error
         self._is_unmappable = True  # such as one that decides by its numbers
-        return gradients
+        return gradients if of is None else {name: gradients[name] for name in of}
 
     def _one_by_one(self, parameters: Vector, images: Tensor, labels: Tensor, *, shared: bool, each: bool) -> Vector:
         """As :meth:`gradients`, by ordinary autograd."""
@@ -266,11 +276,15 @@ class Network:
             batches.append({name: torch.stack([one[name] for one in made]) for name in made[0]} if each else made[0])
         return {name: torch.stack([one[name] for one in batches]) for name in batches[0]}
 
-    def _gradient(self, parameters: Vector, images: Tensor, labels: Tensor) -> Vector:
-        return grad(self.loss)(parameters, images, labels)
+    def _gradient(self, parameters: Vector, images: Tensor, labels: Tensor, of: Iterable[str]) -> Vector:
+        def loss(some: Vector) -> Tensor:
+            return self.loss({**parameters, **some}, images, labels)
 
-    def _gradient_of_one(self, parameters: Vector, image: Tensor, label: Tensor) -> Vector:
-        return self._gradient(parameters, image[None], label[None])
+        return grad(loss)({name: parameters[name] for name in of})
+
+
+def _of_one(gradient: Callable[..., Vector], parameters: Vector, image: Tensor, label: Tensor) -> Vector:
+    return gradient(parameters, image[None], label[None])
 
 
 def _places(model: nn.Module, names: Sequence[str]) -> list[tuple[nn.Module, str, str]]:
