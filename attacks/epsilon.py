@@ -19,9 +19,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
-from scipy.stats import binom, norm
 
 from fedpriv import accounting
 from fedpriv.accounting.gaussian_proof import GaussianProof
@@ -71,7 +71,7 @@ def gaussian_epsilon(scores: Floats, inside: Bools, delta: float, confidence: fl
 
     def separation(threshold: float, with_it: Floats, without: Floats) -> float:
         hit, false_hit = _limits(threshold, 1, with_it, without, confidence)
-        return float(norm.ppf(hit) - norm.ppf(false_hit)) if hit > 0 and false_hit < 1 else 0.0
+        return float(scipy.stats.norm.ppf(hit) - scipy.stats.norm.ppf(false_hit)) if hit > 0 and false_hit < 1 else 0.0
 
     threshold = max(_thresholds(*chosen), key=lambda threshold: separation(threshold, *chosen))
     mu = max(0.0, separation(threshold, *counted))
@@ -97,11 +97,11 @@ def canary_p_value(canaries: int, guesses: int, right: int, epsilon: float, delt
     """
     if not 0 <= right <= guesses <= canaries:
         raise InputError(f"{right} right of {guesses} guesses about {canaries} canaries")
-    tail = float(binom.sf(right - 1, guesses, 1 / (1 + math.exp(-epsilon))))
+    tail = float(scipy.stats.binom.sf(right - 1, guesses, 1 / (1 + math.exp(-epsilon))))
     if not (delta and right):
         return min(1.0, tail)
     steps = np.arange(1, right + 1)
-    between = binom.pmf(right - steps, guesses, 1 / (1 + math.exp(-epsilon))).cumsum()
+    between = scipy.stats.binom.pmf(right - steps, guesses, 1 / (1 + math.exp(-epsilon))).cumsum()
     return min(1.0, tail + 2 * canaries * delta * float((between / steps).max()))
 
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
-from scipy.stats import binomtest, bootstrap, norm, rankdata
 
 from fedpriv.core.errors import InputError
 from fedpriv.core.figure import CONFIDENCE, Interval
@@ -40,7 +39,7 @@ def median_interval(
         chosen = members[drawn]
         return middle(chosen.reshape(*chosen.shape[:-2], -1), axis=axis, overwrite_input=True)
 
-    result = bootstrap(
+    result = scipy.stats.bootstrap(
         (np.arange(len(members)),),
         median_of,
         vectorized=True,
@@ -58,13 +57,13 @@ def rate_interval(successes: int, trials: int) -> Interval:
     """Return a success rate and Wilson's score interval (1927), which has a width for 0 of n and for n of n too."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} successes of {trials} trials")
-    ends = binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
+    ends = scipy.stats.binomtest(successes, trials).proportion_ci(CONFIDENCE, method="wilson")
     return Interval(successes / trials, float(ends.low), float(ends.high))
 
 
 def best_interval(right: int, draws: int) -> Interval:
     """Return the share of draws in which a decision was right, and its exact interval (Clopper and Pearson 1934)."""
-    ends = binomtest(right, draws).proportion_ci(CONFIDENCE, method="exact")
+    ends = scipy.stats.binomtest(right, draws).proportion_ci(CONFIDENCE, method="exact")
     return Interval(right / draws, float(ends.low), float(ends.high))
 
 
@@ -81,7 +80,7 @@ def _members(data: np.ndarray, groups: Iterable[Hashable]) -> np.ndarray:
 
 def binomial_lower(count: int, trials: int, alpha: float) -> float:
     """Return what a probability is at least after ``count`` of ``trials`` (Clopper and Pearson 1934)."""
-    return 0.0 if count == 0 else float(special.betaincinv(count, trials - count + 1, alpha))
+    return 0.0 if count == 0 else float(scipy.special.betaincinv(count, trials - count + 1, alpha))
 
 
 def binomial_upper(count: int, trials: int, alpha: float) -> float:
@@ -150,11 +149,11 @@ def auc_interval(scores: Floats, members: Bools, confidence: float = 0.95) -> tu
     inside, outside = scores[members], scores[~members]
     if min(len(inside), len(outside)) < 2:
         raise InputError("an interval of the AUC needs two members and two non-members")
-    ranks = rankdata(np.concatenate([inside, outside]))
-    above = (ranks[: len(inside)] - rankdata(inside)) / len(outside)
-    below = 1 - (ranks[len(inside) :] - rankdata(outside)) / len(inside)
+    ranks = scipy.stats.rankdata(np.concatenate([inside, outside]))
+    above = (ranks[: len(inside)] - scipy.stats.rankdata(inside)) / len(outside)
+    below = 1 - (ranks[len(inside) :] - scipy.stats.rankdata(outside)) / len(inside)
     deviation = np.sqrt(above.var(ddof=1) / len(inside) + below.var(ddof=1) / len(outside))
-    reach = float(norm.ppf((1 + confidence) / 2) * deviation)
+    reach = float(scipy.stats.norm.ppf((1 + confidence) / 2) * deviation)
     area = float(above.mean())
     return max(0.0, area - reach), min(1.0, area + reach)
 

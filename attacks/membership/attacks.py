@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from scipy.special import log_expit, logsumexp
-from scipy.stats import norm
 from torch import Tensor
 
 from fedpriv.core.errors import InputError
@@ -194,7 +194,7 @@ def attack_r(target: Floats, references: Floats, inside: Bools, bandwidth: float
         deviation = np.sqrt((residuals**2).sum() / freedom)
         bandwidth = max(1.06 * float(deviation) * float((~inside).sum(axis=0).mean()) ** -0.2, SMALLEST)
     steps = (target - references) / bandwidth
-    below, above = (_log_mean(norm.logcdf(sign * steps), ~inside) for sign in (1, -1))
+    below, above = (_log_mean(scipy.stats.norm.logcdf(sign * steps), ~inside) for sign in (1, -1))
     return below - above
 
 
@@ -217,7 +217,7 @@ def lira_offline(target: Floats, references: Floats, inside: Bools) -> Floats:
     """
     need_references(~inside, 2, "trained without it")
     mean, residuals = _centred(references, ~inside)
-    return norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
+    return scipy.stats.norm.logcdf((target - mean) / np.sqrt(_variance(residuals, ~inside)))
 
 
 def rmia_online(signals: Signals, gamma: float = GAMMA) -> Floats:

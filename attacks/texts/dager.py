@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
+import scipy
 import torch
 from scipy.optimize import nnls
-from scipy.stats import beta, chi2
 from torch import Tensor, nn
 
 from fedpriv.attacks.reconstruction.first_layer.batch import Spectrum, take_apart
@@ -87,14 +87,16 @@ class Span:
         least = self.tolerance(tried)
         lengths = inputs.norm(dim=-1).clamp(min=torch.finfo(inputs.dtype).tiny)
         error = (inputs @ self.weighted.to(inputs)).norm(dim=-1) / lengths
-        quantile = SLACK * math.sqrt(float(chi2.ppf(1 - MISSED, self.free)))
+        quantile = SLACK * math.sqrt(float(scipy.stats.chi2.ppf(1 - MISSED, self.free)))
         # Inputs themselves are computed with rounding errors.
         rounding = SLACK * self.null.shape[0] ** 0.5 * torch.finfo(inputs.dtype).eps
         return share <= (quantile * error + rounding).clamp(max=least if self.noisy else min(least, ROUNDED))
 
     def tolerance(self, tried: int) -> float:
         """The largest share outside that an input may have, such that hardly another one of so many has as little."""
-        share = beta.ppf(min(FALSE_TOKENS / max(tried, 1), 0.5), self.free / 2, max(self.spectrum.examples, 1) / 2)
+        share = scipy.stats.beta.ppf(
+            min(FALSE_TOKENS / max(tried, 1), 0.5), self.free / 2, max(self.spectrum.examples, 1) / 2
+        )
         return NEAR * math.sqrt(float(share))
 
 
@@ -776,7 +778,7 @@ def present_tokens(gradient: Tensor, inputs: Tensor, deviation: float) -> Tensor
     own, along = seen(strengths)
     # With the token itself left out of the covariance, chi-squared for one that does not occur.
     surprise = along / (own * (1 - strengths * own).clamp(min=1e-12))
-    threshold = float(chi2.isf(min(FALSE / len(names), 0.5), rows))
+    threshold = float(scipy.stats.chi2.isf(min(FALSE / len(names), 0.5), rows))
     strengths = torch.where(surprise > threshold, strengths, 0.0)
     return names[strengths.argsort(descending=True, stable=True)[: int((strengths > 0).sum())]]
 
