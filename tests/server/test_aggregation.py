@@ -166,6 +166,19 @@ def test_one_wrong_upload_does_not_upset_a_robust_rule(federation: dict[str, obj
         assert (mean.parameters[name] - value).abs().max() > 1e4
 
 
+def test_krum_tells_uploads_apart_that_differ_little() -> None:
+    """Squares of a large network's numbers are rounded by more than its uploads differ."""
+    start = torch.randn(200_000, generator=torch.Generator().manual_seed(13))
+    moves = torch.randn(8, start.numel(), generator=torch.Generator().manual_seed(14))
+    sent = [Upload(client, 10, State({"w": start + 1e-4 * move}, {})) for client, move in enumerate(moves)]
+    settings = setup(clients=8, aggregation="krum").federation
+    rows = torch.stack([upload.state.parameters["w"] for upload in sent]).double()
+    nearest = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square().sort().values[:, 1:6]
+    assert torch.equal(
+        settings.rule.aggregate(sent, "examples").parameters["w"].double(), rows[nearest.sum(1).argmin()]
+    )
+
+
 def test_the_mean_is_the_default() -> None:
     sent = uploads(np.random.default_rng(12), (1, 5, 2))
     result, mean = setup(clients=3).federation.rule.aggregate(sent, "examples"), mean_upload(sent, "examples")
