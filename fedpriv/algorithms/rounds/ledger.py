@@ -305,6 +305,7 @@ def upload_warnings(world: World) -> tuple[str, ...]:
     check_crafting(world)
     return (
         *_unused(world),
+        *_mixed_keys(experiment),
         *_unread_settings(experiment),
         *_unread_by_rule(experiment.federation),
         *_ignored_settings(experiment),
@@ -323,6 +324,17 @@ def _unused(world: World) -> list[str]:
     return [
         f"data.partition = 'key': {len(world.sizes)} clients hold {used} of {examples} training examples; those of "
         "other keys are not used (federation.clients)"
+    ]
+
+
+def _mixed_keys(experiment: Experiment) -> list[str]:
+    """A key that was named, and clients that are not its values."""
+    data = experiment.data
+    if not data.key or data.partition == "key":
+        return []
+    return [
+        f"data.key = {data.key!r} does not decide who holds an example with data.partition = {data.partition!r}; with "
+        "'key' it does"
     ]
 
 

@@ -1,5 +1,6 @@
 """The command ``fedpriv data``: which data sets are here, what is read of one, and how few facts single out people."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -110,9 +111,16 @@ def _describe(file: str, as_json: bool) -> None:
     lines = [f"{dataset.source}: {len(train):,} training + {len(test):,} test examples, each {dataset.example}"]
     task = "task: predict the next token" if dataset.is_next else f"classes, training + test examples: {classes}"
     lines += [task, *([dataset.left_out] if dataset.left_out else [])]
-    keys = "" if dataset.keys is None else f" of {len(dataset.keys.names):,} keys in the data"
+    keys = _keys_text(dataset.keys.names, experiment.data.partition) if dataset.keys is not None else ""
     lines += [f"{several(len(shares), 'client')}{keys}, training examples: {sizes}", *dataset.notes]
     print_sentences([printable(line) for line in (*lines, *(f"warning: {each}" for each in dataset.warnings))])
+
+
+def _keys_text(names: Sequence[str], partition: str) -> str:
+    """How many keys the data have, and whether they say whose an example is."""
+    if partition == "key":
+        return f" of {len(names):,} keys in the data"
+    return f", data.partition = '{partition}' ('key' would make clients of {len(names):,} keys in the data)"
 
 
 def _of_facts() -> str:

@@ -191,7 +191,11 @@ def rehearse(world: World) -> tuple[str, ...]:
         with _in_words(f"adversary.attacks: {name} cannot attack model.name = {world.experiment.model.name!r}"):
             refusals[name] = rehearsal.refusal(name)
     kind = "texts" if world.dataset.text is not None else f"{world.dataset.kind}s"
-    refused = (f"attack {name} refuses an upload of random {kind}: {why}" for name, why in refusals.items() if why)
+    refused = (
+        f"attack {name} refuses an upload of random {kind}: {worded(why, world.dataset.kind)}"
+        for name, why in refusals.items()
+        if why
+    )
     open_ends = (
         f"attack {name} was tried on random {kind} for {_SECONDS:.0f} s, and did not end: it may refuse the uploads"
         for name, why in refusals.items()

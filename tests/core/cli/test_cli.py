@@ -15,10 +15,13 @@ import pytest
 from rich.console import Console
 from typer.main import get_command
 
+from fedpriv.algorithms.rounds.ledger import upload_warnings
 from fedpriv.core.cli.app import app
 from fedpriv.core.cli.display import Display
 from fedpriv.core.cli.terminal import default_folder
+from fedpriv.core.config import load_experiment
 from fedpriv.core.records import RoundRecord
+from fedpriv.core.world import build_world
 from tests.command_line import fedpriv
 
 SMALL = """
@@ -377,6 +380,13 @@ def test_data_says_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     app(asked, standalone_mode=False)
     shown = capsys.readouterr().out
     assert "4 clients of 5 keys in the data, training examples: " in shown and "ill (" in shown
+    plain = (tmp_path / "own.toml").read_text().replace('partition = "key"', 'key = "client"')
+    (tmp_path / "own.toml").write_text(plain)
+    app(asked, standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "4 clients, data.partition = 'iid' ('key' would make clients of 5 keys in the data), training exam" in shown
+    said = upload_warnings(build_world(load_experiment(tmp_path / "own.toml", ["training.batch_size=2"])))
+    assert any(line.startswith("data.key = 'client' does not decide who holds an example") for line in said)
 
 
 def test_checking_a_file_imports_nothing_slow(here: Path) -> None:
