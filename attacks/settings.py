@@ -55,6 +55,7 @@ GRADIENT_MATCHING = (Access.PARAMETERS, Access.SUM, Access.BATCH_SIZE)
 PriorFile = Annotated[
     str, Field(description="file of a prior that fedpriv attack train-prior has trained; empty: none")
 ]
+Restarts = Annotated[Count, Field(description="random starts; the one with the lowest loss of its own is kept")]
 
 # Of the parts of a recipe.
 ObjectiveName = Literal["squared-distance", "cosine", "likelihood"]

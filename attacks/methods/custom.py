@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedpriv.attacks.settings import MatchingSettings, ObjectiveName, OptimiserName, Recipe, ScheduleName, StartName
+from fedpriv.attacks.settings import (
+    MatchingSettings,
+    ObjectiveName,
+    OptimiserName,
+    Recipe,
+    Restarts,
+    ScheduleName,
+    StartName,
+)
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive, Steps
 
@@ -51,7 +59,7 @@ class CustomSettings(MatchingSettings):
     box: bool = Field(True, description="keep images within the valid range of pixels")
     read_labels: bool = Field(True, description="read labels off the last layer; where not, optimise them")
     iterations: Count = Field(1000, description="steps")
-    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+    restarts: Restarts = 1
     learning_rate: Positive = Field(0.1, description="of Adam, at the start")
     warm_up: Steps = Field(0, description="steps of Adam over which the learning rate rises to the schedule's")
     tv: NonNegative = Field(1e-4, description="weight of the total variation, at the end")

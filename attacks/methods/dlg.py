@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fedpriv.attacks.settings import MatchingSettings, Recipe
+from fedpriv.attacks.settings import MatchingSettings, Recipe, Restarts
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count
 
@@ -24,7 +24,7 @@ class DlgSettings(MatchingSettings):
     )
 
     iterations: Count = Field(300, description="L-BFGS iterations")
-    restarts: Count = Field(8, description="random starts; the one with the lowest loss of its own is kept")
+    restarts: Restarts = 8
 
 
 @ATTACKS.register

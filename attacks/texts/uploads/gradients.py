@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedpriv.attacks.settings import Restarts
 from fedpriv.attacks.texts.uploads import PriorSettings, TextAttackSettings
 from fedpriv.core.registry import ATTACKS
 from fedpriv.core.settings import Count, NonNegative, Positive, Steps
@@ -61,7 +62,7 @@ class TagSettings(TextAttackSettings):
     simulated_by: ClassVar[str] = "fedpriv.attacks.texts.search:simulated_vectors"
 
     iterations: Count = Field(300, description="steps of Adam")
-    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+    restarts: Restarts = 1
     learning_rate: Positive = Field(
         0.1, description="of Adam, in deviations of tokens' vectors, falling to 0 in a line"
     )
@@ -91,7 +92,7 @@ class LampSettings(PriorSettings):
     )
     alpha: NonNegative = Field(0.01, description="weight of the absolute distance, where that is the objective")
     iterations: Count = Field(300, description="steps of Adam")
-    restarts: Count = Field(1, description="random starts; the one with the lowest loss of its own is kept")
+    restarts: Restarts = 1
     learning_rate: Positive = Field(
         0.1, description="of Adam, in deviations of tokens' vectors; times 0.89 each 50 steps"
     )
