@@ -70,11 +70,11 @@ CONFIDENCE = 0.95
 class Guess:
     """One picture that is offered for every victim, or one for every class, or as many others as a batch has."""
 
-    name: str  # guess-mean, guess-grey or guess-class; of rows guess-mode, guess-class or guess-drawn
+    name: str  # guess-mean, guess-grey or guess-class; of rows and texts others, such as guess-drawn
     image: Tensor  # (C, H, W) on the [0, 1] scale, float32; what is offered where nothing is known of the label
     # (classes, C, H, W), what is offered for a known label; `None`: the same picture for all
     by_class: Tensor | None = None
-    # Public rows (N, 1, 1, features): of these a batch is offered, and paired with the true rows as an attack's are.
+    # Public rows, or texts (N, 1, 1, T): of these a batch is offered, and paired with the true ones as an attack's are.
     pool: Tensor | None = None
 
     def offer(self, labels: Tensor) -> Tensor:

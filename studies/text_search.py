@@ -124,6 +124,8 @@ def _measure(options: argparse.Namespace, file: Path) -> bool:
         read = [score(one, "protected", known, (), (), 1.0) for one, known in zip(made, truths, strict=True)]
         _print(about, options.attack, read, f"{seconds:.1f}")
     for guess in public_guesses(public):
+        if guess.pool is not None and options.batch == 1:
+            continue
         _print(f"{options.batch} | any | ", guess.name, [score_guesses([guess], known, ()) for known in truths], "")
     return above
 

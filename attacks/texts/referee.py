@@ -107,12 +107,22 @@ def missed_sentences(truth: Truth, attack: str, upload: str, scores: Sequence[Sc
 
 
 def score_guessed_sentences(guesses: Sequence[Guess], truth: Truth) -> Scores:
-    """Score the guesses as if they were readings; by definition none recovers anything."""
+    """Score the guesses as if they were readings; by definition none recovers anything.
+
+    Other public sentences are paired with a batch's true ones as an attack's are; one sentence has none to be paired
+    with.
+    """
     lines = []
+    count = len(truth.images)
     for guess in guesses:
-        made = bare(guess.image)
-        about = {**UNMADE, "attack": guess.name, "upload": "none", "offered": 1}
-        lines += [_line(truth, number, made, None, [made], about) for number in range(len(truth.images))]
+        if guess.pool is not None and count == 1:
+            continue
+        offered = [bare(tokens) for tokens in guess.offer(truth.labels)]
+        order = pairs([bare(tokens) for tokens in truth.images], offered) if guess.pool is not None else range(count)
+        about = {**UNMADE, "attack": guess.name, "upload": "none", "offered": count if guess.pool is not None else 1}
+        for number in range(count):
+            made = offered[order[number]]
+            lines.append(_line(truth, number, made, None, [made], about))
     return Scores(tuple(lines), _NO_LPIPS, {})
 
 
@@ -142,7 +152,7 @@ def _rank(true: list[int], made: list[int], others: Tensor | None) -> tuple[int 
     return 1 + sum(likeness(other, made) >= own for other in differing), 1 + len(differing)
 
 
-# Sentences that somebody offers who never saw an upload: frequent tokens, and a language model's sample.
+# Sentences that somebody offers who never saw an upload: frequent tokens, a language model's sample, other texts.
 
 
 PUBLIC_SEED = 0  # what a guess is depends on public texts alone, and is the same in every experiment
@@ -151,7 +161,7 @@ _BACK_OFF = 0.2  # how often the model looks at the last token only, or at none,
 
 
 def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
-    """Return what public texts allow: the commonest tokens, and a model's sample (Jelinek and Mercer 1980)."""
+    """Return what public texts allow: the commonest tokens, a model's sample (Jelinek and Mercer 1980), the texts."""
     texts = [bare(tokens) for tokens in public]
     counts = Counter(token for text in texts for token in text)
     usual = round(float(np.median([len(text) for text in texts])))
@@ -159,7 +169,8 @@ def sentence_guesses(public: Tensor) -> tuple[Guess, ...]:
     length = public.shape[-1]
     opening = [START] if bool((public[..., 0] == START).all()) else []  # packed sequences begin with any token
     made = {"guess-frequent": frequent, "guess-model": _sample(texts, length - len(opening))}
-    return tuple(Guess(name, padded([[*opening, *tokens]], length)[0, None, None]) for name, tokens in made.items())
+    same = [Guess(name, padded([[*opening, *tokens]], length)[0, None, None]) for name, tokens in made.items()]
+    return (*same, Guess("guess-drawn", same[0].image, pool=public))
 
 
 def exact_chance(public: Tensor, guesses: Sequence[Guess]) -> float:
@@ -175,7 +186,7 @@ def exact_chance(public: Tensor, guesses: Sequence[Guess]) -> float:
         return 1.0
     common = Counter(offered).most_common(1)[0][0]
     counts = Counter(tried)
-    constant = [common, *(tuple(bare(guess.image)) for guess in guesses)]
+    constant = [common, *(tuple(bare(guess.image)) for guess in guesses if guess.pool is None)]
     hits = max(counts[sentence] for sentence in constant)
     return binomial_upper(hits, len(tried), (1 - CONFIDENCE) / len(constant))
 

@@ -95,6 +95,18 @@ def test_a_guess_that_is_right_recovers_nothing() -> None:
     assert not any(each.recovered for each in score_guesses(guess, known, (0.5,)).scores)
 
 
+def test_sentences_that_never_saw_an_upload_are_paired_like_an_attacks() -> None:
+    """Pairing alone finds words: public sentences, in any order, score as an attack that offers them."""
+    texts = [[1, 70, 71], [1, 80, 81], [1, 90, 91]]
+    public = padded(texts, 6)[:, None, None]
+    lines = score_guesses(sentence_guesses(public), truth(texts[::-1]), (0.5,)).scores
+    drawn = [line for line in lines if line.attack == "guess-drawn"]
+    assert [line.words.exact for line in drawn if line.words is not None] == [True] * 3
+    assert not any(line.recovered for line in drawn) and {line.offered for line in drawn} == {3}
+    alone = score_guesses(sentence_guesses(public), truth(texts[:1]), (0.5,)).scores
+    assert {line.attack for line in alone} == {"guess-frequent", "guess-model"}
+
+
 def test_a_refused_upload_counts_as_missed() -> None:
     lines = missed(truth([[1, 70], [1, 71]]), "dager", "protected", (), picked=False)
     assert len(lines) == 2 and all(line.words is not None and line.words.rouge1 == 0 for line in lines)
@@ -102,7 +114,7 @@ def test_a_refused_upload_counts_as_missed() -> None:
 
 def test_guesses_are_frequent_tokens_and_a_sample() -> None:
     public = padded([[1, 70, 71, 72], [1, 70, 71, 73], [1, 70, 74, 75]], 8)[:, None, None]
-    frequent, sample = sentence_guesses(public)
+    frequent, sample, _ = sentence_guesses(public)
     assert bare(frequent.image) == [70, 71, 72]
     made = bare(sample.image)
     assert made and set(made) <= {70, 71, 72, 73, 74, 75}

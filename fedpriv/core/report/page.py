@@ -57,7 +57,7 @@ NAMES = {
     "guess-grey": "Guess: grey image",
     "guess-class": "Guess: mean of the class",
     "guess-mode": "Guess: most frequent values",
-    "guess-drawn": "Guess: other rows, paired like an attack’s",
+    "guess-drawn": "Guess: other examples, paired like an attack’s",
     "guess-frequent": "Guess: most frequent tokens",
     "guess-model": "Guess: a language model’s sample",
 }
