@@ -66,12 +66,22 @@ _STEADY: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
     _ATEN.randn_like: lambda given: _LIKELY,
     _ATEN.normal: lambda given: _LIKELY,
     _ATEN.normal_: lambda given: _LIKELY,
+    _ATEN.log_normal_: lambda given: math.exp(given.get("mean", 1.0) + _LIKELY * given.get("std", 2.0)),
+    _ATEN.cauchy_: lambda given: given.get("median", 0.0) + _LIKELY * given.get("sigma", 1.0),
     _ATEN.exponential_: lambda given: _LIKELY / given.get("lambd", 1.0),
+    _ATEN.geometric_: lambda given: 1,
+    _ATEN.poisson: lambda given: given["self"].ceil(),
     _ATEN.bernoulli: lambda given: given.get("p", given["self"]) > 0,
     _ATEN.bernoulli_: lambda given: given.get("p", 0.5) > 0,
-    _ATEN.randint: lambda given: given.get("low", 0),
-    _ATEN.randint_like: lambda given: given.get("low", 0),
+    _ATEN.multinomial: lambda given: given["self"].argmax(dim=-1, keepdim=True),
+    _ATEN.randint: lambda given: _whole(given.get("low", 0), given["high"]),
+    _ATEN.randint_like: lambda given: _whole(given.get("low", 0), given["high"]),
 }
+_MANY = 10_000  # calls; a model that draws more often may wait for a number that is never drawn (rejection sampling)
+
+
+def _whole(low: int, high: int) -> int:
+    return low + int(_LIKELY * (high - low))
 
 
 def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, blank: Sequence[Tensor] = ()) -> None:
@@ -86,7 +96,8 @@ def refuse_mixed_examples(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, bl
     Gradients in a batch are also compared with those of single examples, up to rounding: this shows a model that
     depends on the number of examples. Dropout layers are off for it. A batch draws other random numbers than a single
     example: a model that still draws some is compared with torch drawing the same number each time, unless numpy or
-    Python draws for each example, and once more in evaluation mode, unless it draws even then.
+    Python draws for each example or it waits for another number, and once more in evaluation mode, unless it draws
+    even then.
     Likewise the gradients are added up and compared with those of a backward pass of the batch, in float64 where the
     model can be computed in it: this shows a model whose gradients are not those with which it trains.
 
@@ -269,8 +280,10 @@ def _without_chance(model: nn.Module, batch: _Batch) -> Iterator[tuple[nn.Module
     if not _random(model, batch):
         yield model, batch
         return
-    with _SlopesForEach(), _SteadyDraws():
-        if _draws_alike(model, batch):
+    with _SlopesForEach(), _SteadyDraws(_MANY) as draws:
+        alike = _draws_alike(model, batch) and draws.left > 0
+    if alike:
+        with _SlopesForEach(), _SteadyDraws():
             yield _copy(model), batch
     model.eval()
     with _refused(f"{type(model).__name__} cannot compute gradients in evaluation mode"):
@@ -494,12 +507,17 @@ class _SlopesForEach(TorchFunctionMode):
 class _SteadyDraws(TorchDispatchMode):
     """Has torch draw the same likely number each time inside the block, however many are asked for.
 
-    Its generator stays as it is, but for functions that are not listed here.
+    Its generator stays as it is, but for functions that are not listed here, and after as many calls as are given.
     """
+
+    def __init__(self, calls: float = math.inf) -> None:
+        super().__init__()
+        self.left = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = _STEADY.get(func.overloadpacket)
-        if drawn is None:
+        self.left -= drawn is not None
+        if drawn is None or self.left <= 0:
             return func(*args, **(kwargs or {}))
         names = [argument.name for argument in func._schema.arguments]
         with torch.random.fork_rng(devices=()):

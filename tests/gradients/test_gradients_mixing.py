@@ -150,7 +150,10 @@ DRAWING: dict[str, Between] = {
     "stochastic depth": lambda model, h: h * torch.empty(len(h), 1).bernoulli_(0.5),
     "uniform": lambda model, h: h + torch.rand(len(h), 1) + torch.empty(len(h), 1).uniform_(-1, 1),
     "Gumbel": lambda model, h: functional.gumbel_softmax(h),
-    "level": lambda model, h: h * torch.randint(1, 5, (len(h), 1)),
+    "layer left out by torch": lambda model, h: h * torch.randint(0, 2, (len(h), 1)),
+    "category": lambda model, h: h * (1 + torch.distributions.Categorical(logits=h).sample()[:, None]),
+    "counts": lambda model, h: h * torch.poisson(torch.ones(h.shape)) + torch.empty(h.shape).geometric_(0.5),
+    "heavy tails": lambda model, h: h * torch.empty(len(h), 1).cauchy_() * torch.empty(len(h), 1).log_normal_(),
     "attention": lambda model, h: functional.scaled_dot_product_attention(*3 * (h.view(-1, 1, 4, 2),), dropout_p=0.2),
     "layer left out": lambda model, h: h if random.random() < 0.5 else 2 * h,
 }
@@ -404,6 +407,14 @@ def test_what_is_kept_of_the_very_first_examples_is_found(kind: type[Model]) -> 
 
 # ---- sound models ---------------------------------------------------------------------------------------------------
 
+
+def few(shape: torch.Size) -> Tensor:
+    """Numbers of which a scalar is drawn again until it is small: the same number each time never is."""
+    while torch.rand(()) > 0.5:
+        pass
+    return torch.nn.init.trunc_normal_(torch.empty(shape), a=-0.5, b=0.5)
+
+
 SOUND: dict[str, Between] = {
     "dropout": lambda model, h: functional.dropout(h, 0.5, model.training),
     "one mask for all": lambda model, h: h * functional.dropout(torch.ones(WIDTH), 0.5, model.training),
@@ -412,6 +423,7 @@ SOUND: dict[str, Between] = {
     "rrelu": lambda model, h: functional.rrelu(h, training=model.training),
     "rrelu in place": lambda model, h: functional.rrelu(h, training=model.training, inplace=True),
     "noise": lambda model, h: h + torch.randn_like(h) if model.training else h,
+    "noise that is drawn until it suits": lambda model, h: h + few(h.shape) if model.training else h,
     "noise by numpy, in evaluation mode too": noise_by_numpy,
 }
 
