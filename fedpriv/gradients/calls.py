@@ -196,9 +196,12 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def keep_hooks(model: nn.Module, twin: nn.Module) -> None:
-    """Put the hooks on the gradients of a model's parameters on those of its deep copy, which has none."""
+    """Put the hooks on the gradients of a model's parameters on those of its deep copy, which has none.
+
+    Parameters that were frozen later have no gradient, and torch takes no hook on them.
+    """
     for value, other in zip(model.parameters(), twin.parameters(), strict=True):
-        for hook in (value._backward_hooks or {}).values():
+        for hook in (value._backward_hooks or {}).values() if other.requires_grad else ():
             other.register_hook(hook)
 
 
