@@ -1,7 +1,7 @@
 """fedpriv: a crash-test lab for federated learning.
 
 >>> import fedpriv
->>> run = fedpriv.run("configs/quickstart.toml", mechanism={"name": "gaussian", "sigma": 1})  # doctest: +SKIP
+>>> run = fedpriv.run("configs/quickstart.toml", mechanism={"name": "gaussian", "sigma": 0.1})  # doctest: +SKIP
 >>> run.epsilon, run.accuracy, run.report  # doctest: +SKIP
 """
 

@@ -1,7 +1,7 @@
 """Runs in a notebook: start one, look at its figures and pictures, attack it, audit it.
 
 >>> import fedpriv
->>> run = fedpriv.run("configs/quickstart.toml", mechanism={"name": "gaussian", "sigma": 1})  # doctest: +SKIP
+>>> run = fedpriv.run("configs/quickstart.toml", mechanism={"name": "gaussian", "sigma": 0.1})  # doctest: +SKIP
 >>> run.epsilon, run.accuracy  # doctest: +SKIP
 """
 
@@ -157,7 +157,7 @@ def run(file: str | PathLike[str], *, out: str | Path | None = None, quiet: bool
         file: an experiment file, or the folder of an interrupted run, which is finished.
         out: folder of the run; ``None``: runs/NAME-TIME.
         quiet: show warnings only.
-        settings: override the file's: sections as dicts, such as ``mechanism={"name": "gaussian", "sigma": 1}``, or
+        settings: override the file's: sections as dicts, such as ``mechanism={"name": "gaussian", "sigma": 0.1}``, or
             keys, such as ``seed=3``.
 
     Raises:

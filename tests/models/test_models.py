@@ -391,6 +391,12 @@ def test_own_models_that_do_not_work_are_refused_in_one_line(own: str, target: s
     assert "\n" not in message
 
 
+def test_a_call_that_fails_is_shown_with_its_arguments(own: str) -> None:
+    settings = model_settings({"name": f"{own}.nets:raising", "arguments": {"width": 8}})
+    with pytest.raises(InputError, match=r"raising\(shape=\(3, 8, 8\), classes=5, width=8\) raises TypeError"):
+        build_model(settings, (3, 8, 8), 5, seed=0)
+
+
 def test_an_own_network_that_lacks_the_line_for_signals_is_told_it(own: str) -> None:
     with pytest.raises(InputError, match=r"images of shape \(2, 2, 1, 100\): .*x\.squeeze\(2\) suits Conv1d"):
         build_model(model_settings({"name": f"{own}.nets:convolving"}), (2, 1, 100), 5, seed=0)

@@ -13,7 +13,13 @@ from fedpriv.core.columns import ColumnSpec, signal_hint
 from fedpriv.core.errors import InputError, reason_of
 from fedpriv.core.randomness import seeded_generators, torch_stream
 from fedpriv.gradients.calls import evaluating
-from fedpriv.models.machinery.settings import ModelSettings, SequenceShape, Shape, TableModelSettings
+from fedpriv.models.machinery.settings import (
+    ModelSettings,
+    OpenModelSettings,
+    SequenceShape,
+    Shape,
+    TableModelSettings,
+)
 
 # Module -> as what it was imported, and the file that it was read from then.
 _IMPORTED: dict[str, tuple[ModuleSpec | None, bytes]] = {}
@@ -96,7 +102,9 @@ def _construct(
             f"shape={shape}" if sequences is None else f"length={sequences.length}, vocabulary={sequences.vocabulary}"
         )
         hint = f"the data are {sequences.task}" if sequences and isinstance(error, TypeError) else ""
-        why = f"{builder}({given}, classes={classes}) raises {reason_of(error)}"
+        arguments = config.arguments if isinstance(config, OpenModelSettings) else None
+        more = "".join(f", {name}={value!r}" for name, value in (arguments.plain() if arguments else {}).items())
+        why = f"{builder}({given}, classes={classes}{more}) raises {reason_of(error)}"
         raise config.refusal(why).replaced(hint=hint) from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise config.refusal("the network has no parameters to train")
