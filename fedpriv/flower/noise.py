@@ -48,6 +48,7 @@ DELTA = 1e-5
 LEFT_OUT = "LocalDpMod neither clips nor noises arrays without dimensions: {}"
 NO_NOISE, UNBOUNDED = "there is no noise", "the clipping norm is infinite"
 SEEDED = "{}'s generator, which draws the noise, is seeded: whoever knows the seed subtracts the noise"
+STATUS = 200  # characters of a text beside the arrays, at most: older clients say there how they fared
 _AHEAD = 2  # batches that a loader may have given before the step of the first of them
 
 
@@ -215,13 +216,14 @@ class Noises:
         return tuple(replace(each, doubt=each.doubt or doubt) for each in self.mods)
 
     def beside(self, reply: Message | None) -> str:
-        """Which arrays, bytes or lists leave next to the parameters, unless the server sent them; empty: none."""
+        """Which arrays, bytes, lists or long texts leave as well, unless the server sent them; empty: none."""
         if reply is None or reply.has_error():
             return ""
         covered = (parameters_in(reply), MASKED)
         for name, record in reply.content.items():
             for key, value in record.items() if name not in covered else ():
                 whole = isinstance(value, Array | bytes) or (isinstance(value, list) and len(value) > 1)
+                whole = whole or (isinstance(value, str) and len(value) > STATUS)
                 if whole and all(came.get(key) != value for came in self.came):
                     return f"{name}.{key} leaves as well, and no noise in it is known"
         return ""

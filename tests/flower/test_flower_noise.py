@@ -168,6 +168,8 @@ BESIDE: dict[str, tuple[str, Any, bool]] = {
     "the same name": ("raw", record({"w": np.ones((4, 16), np.float32)}), True),
     "bytes": ("model", ConfigRecord({"trees": b"thresholds"}), True),
     "a histogram": ("counts", MetricRecord({"labels": [3, 1, 4]}), True),
+    "a long text": ("notes", ConfigRecord({"counts": str(list(range(100)))}), True),
+    "a status": ("notes", ConfigRecord({"status": "trained"}), False),
     "sent": ("state", ConfigRecord({"u": b"the server's"}), False),
     "a number": ("more", MetricRecord({"accuracy": 0.5}), False),
     "none": ("empty", record({}), False),
