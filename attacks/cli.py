@@ -60,8 +60,6 @@ _ROWS_ATTACKED = (
     "of 100 rows the original is the nearest, or the one that candidate picks",
 )
 
-_REFUSED, _UNREAD = (("attack ", " refused"), ("", " on ")), "No gradient attack on "  # how reasons begin
-
 AttackNames = Annotated[
     list[str] | None,
     typer.Option("--attack", "-a", metavar="NAME", help="An attack to run; may be given several times."),
@@ -131,14 +129,14 @@ def attack_folder(
         out.print(_results(summary.attacks))
         print_note(_said_of(summary.attacks))
     print_summary(summary, path, as_json)
-    _refuse_without_result(names or (), {each.attack.partition(",")[0] for each in summary.attacks}, summary.refusals)
+    if heard is None:  # to hear nothing is a result
+        _refuse_without_result(names or (), {each.attack.partition(",")[0] for each in summary.attacks})
 
 
-def _refuse_without_result(names: Sequence[str], made: Collection[str], said: Sequence[str]) -> None:
-    """End with the reason where none of the attacks that were named could be made."""
+def _refuse_without_result(names: Sequence[str], made: Collection[str]) -> None:
+    """End with an error where none of the attacks that were named could be made."""
     if names and set(names).isdisjoint(made):
-        starts = (*(f"{before}{name}{after}" for name in names for before, after in _REFUSED), _UNREAD)
-        raise InputError(next((text for text in said if text.startswith(starts)), f"{', '.join(names)}: no result"))
+        raise InputError(f"--attack {', '.join(names)}: no result; the reason is above")
 
 
 def _attack_tap(
@@ -159,7 +157,7 @@ def _attack_tap(
     made = chosen[0] if summary.pictures else ()
     if as_json:
         print_json(asdict(summary))
-        _refuse_without_result(chosen[0], made, summary.verdict)
+        _refuse_without_result(chosen[0], made)
         return
     if summary.attacks:
         out.print(_results(summary.attacks))
@@ -167,7 +165,7 @@ def _attack_tap(
     print_sentences(summary.verdict)
     for picture in summary.pictures:
         print_line(f"{'Picture' if picture.endswith('.png') else 'Found'}: {folder / picture}")
-    _refuse_without_result(chosen[0], made, summary.verdict)
+    _refuse_without_result(chosen[0], made)
 
 
 @attack_app.command("list")
